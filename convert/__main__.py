@@ -1,10 +1,7 @@
-"""`python -m convert`."""
+"""`python -m convert`, as `paradec`."""
 
-import signal
 import sys
 
-from convert.cli import main
+from paradec_jax.cli import main
 
-# A command that SIGTERM ends clears away what it has half written.
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 sys.exit(main())

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.engine import ConvertError
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.config.bounds import MOST_RECURRENCES
-from paradec_jax.store import Model
+from paradec_jax.model import Model
+
+from .engine import ConvertError
 
 
 def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax import store
+from paradec_jax.disk.folders import StoreError
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
-from paradec_jax.store import Model
+from paradec_jax.model import PARAM_DTYPES, Model
 
 # Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
 # causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
@@ -30,7 +31,7 @@ CAUSAL_MASK = re.compile(rf"(.*\.)?{ATTENTION}\.bias")
 ROWS_AT_ONCE = 4096  # of two matrices that are compared
 
 
-class ConvertError(ValueError):
+class ConvertError(StoreError):
     """A checkpoint that cannot be converted."""
 
 
@@ -138,6 +139,11 @@ class Source:
         )
 
 
+def note(sentence: str) -> None:
+    """Tells the user what was read otherwise than it is written."""
+    print(f"note: {sentence}", file=sys.stderr)
+
+
 def parted(source: Source, prefix: str) -> tuple[Source, Source]:
     """The tensors whose names do not begin with the prefix, and the others under the rest of their names."""
     others = {name: tensor for name, tensor in source.tensors.items() if name.startswith(prefix)}
@@ -243,10 +249,10 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
     kinds = {source.tensors[name].dtype: name for name in names}
     if "float64" in kinds:
         raise ConvertError(
-            f"tensor {kinds['float64']} is float64; choose one of {', '.join(store.DTYPES)} with --dtype"
+            f"tensor {kinds['float64']} is float64; choose one of {', '.join(PARAM_DTYPES)} with --dtype"
         )
     kind = next(iter(kinds))
-    return kind if len(kinds) == 1 and kind in store.DTYPES else "float32"
+    return kind if len(kinds) == 1 and kind in PARAM_DTYPES else "float32"
 
 
 def import_tree(source: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from convert.engine import ConvertError
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk import tensors
-from paradec_jax.store import DTYPES
+from paradec_jax.model import PARAM_DTYPES
+
+from .engine import ConvertError
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
@@ -109,7 +110,7 @@ def typed(config: Config, fields: Mapping[str, Any], param_dtype: str) -> Config
     if plain not in tensors.DTYPES.values():
         known = ", ".join(tensors.DTYPES.values())
         raise ConvertError(f"field dtype or torch_dtype of config.json must be one of {known}, not {named!r}")
-    dtype = plain if plain in DTYPES else param_dtype
+    dtype = plain if plain in PARAM_DTYPES else param_dtype
     return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)  # type: ignore[type-var]
 
 

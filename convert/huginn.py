@@ -8,8 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from convert.engine import ConvertError, Row, Source, check_tied, export_tree, fused, layered, read_table
-from convert.fields import (
+from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.model import Model
+
+from .engine import ConvertError, Row, Source, check_tied, export_tree, fused, layered, read_table
+from .fields import (
     Fields,
     built,
     check_fixed,
@@ -20,9 +23,7 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened, write_weights
-from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.store import Model
+from .weights import opened, write_weights
 
 MODEL_TYPES = ("huginn_raven",)
 FAMILY = "recurrent_depth"

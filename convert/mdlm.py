@@ -11,8 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from convert import torch_files
-from convert.engine import (
+from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
+from paradec_jax.model import Model
+from paradec_jax.models.denoiser import FREQUENCIES
+
+from . import torch_files
+from .engine import (
     ConvertError,
     Row,
     Source,
@@ -23,7 +27,7 @@ from convert.engine import (
     read_table,
     table_shapes,
 )
-from convert.fields import (
+from .fields import (
     Fields,
     built,
     check_fixed,
@@ -34,10 +38,7 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened, write_weights
-from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.models.denoiser import FREQUENCIES
-from paradec_jax.store import Model
+from .weights import opened, write_weights
 
 MODEL_TYPES = ("mdlm",)
 FAMILY = "masked_diffusion"
@@ -72,7 +73,7 @@ TOKENS = {
 @contextlib.contextmanager
 def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
     """A Hugging Face folder, its config.json flat or nested, as a model; arguments and errors as of `qwen2.read`."""
-    with opened(folder, plain_name) as source:
+    with opened(folder, plain_name, PREFIX) as source:
         yield read_tensors(source, fields, dtype)
 
 

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from convert import qwen2
-from convert.engine import ConvertError, Row, Source, export_tree, layered, read_table, table_shapes
-from convert.fields import Fields, check_fixed, parse_fields
 from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import ResidualHead
+from paradec_jax.model import ResidualHead
+
+from . import qwen2
+from .engine import ConvertError, Row, Source, export_tree, layered, read_table, table_shapes
+from .fields import Fields, check_fixed, parse_fields
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
 

@@ -1,34 +1,40 @@
 """Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides.
 
-`convert.sdar` has the layout of `qwen3` and reads and writes it with what is here.
+`sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they mean in
+transformers 5; those of version 4 are written, which both read.
 """
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from convert.engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
-from convert.fields import (
+from paradec_jax.config import CausalConfig, ResidualHeadConfig, RopeScaling, TokenSpec, TransformerConfig
+from paradec_jax.config.rotary import KINDS
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.model import Model
+
+from .engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
+from .fields import (
     Fields,
     built,
     check_fixed,
     format_tokens,
-    matches,
     parse_fields,
+    present,
     token_ids,
     typed,
     write_json,
 )
-from convert.weights import opened, write_weights
-from convert.words import begin_of_text, json_if_there
-from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from .weights import opened, write_weights
+from .words import begin_of_text, json_if_there
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
+WINDOWED = ("qwen2", "qwen3")  # those that may have sliding windows
 FAMILY = "causal"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
@@ -50,17 +56,29 @@ FIELDS: Fields = {
     "max_length": (("max_position_embeddings",), int, None),
     "rope_base": (("rope_theta", "rope_theta in rope_parameters"), float, 10_000.0),
     "norm_eps": (("rms_norm_eps",), float, 1e-6),
-    "qkv_bias": (("attention_bias",), bool, False),
+    "qkv_bias": (("attention_bias",), bool, False),  # but for Qwen2, of attention's output too
+    "mlp_bias": (("mlp_bias",), bool, False),
     "tie_embeddings": (("tie_word_embeddings",), bool, False),
 }
 
 # Fields that admit one value, because only that is implemented.
-FIXED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
+FIXED: dict[str, Any] = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+SLIDING: Fields = {
+    "on": (("use_sliding_window",), bool, False),
+    "window": (("sliding_window",), int, 4096),
+    "first": (("max_window_layers",), int, 28),
 }
-PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ORIGINAL = "original_max_position_embeddings"
+NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+SCALING: Fields = {
+    **{name: ((name,), float, 0.0) for name in (*NUMBERS, "mscale", "mscale_all_dim")},
+    "original": ((ORIGINAL, f"{ORIGINAL} of config.json"), int, 0),
+    "truncate": (("truncate",), bool, True),
+}
+UNSCALED = ("linear", "dynamic")  # kinds whose original length is max_position_embeddings
+# Other keys beside those of SCALING; the last one changes nothing.
+ROPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"}
 
 
 @contextlib.contextmanager
@@ -92,19 +110,16 @@ def read_params(
     Raises:
       ConvertError: when the tensors are not those of this config.
     """
+    zeros = [name for name in _out_biases(config, str(fields["model_type"])) if name in source.tensors]
+    if not any(source.read(name).any() for name in zeros):
+        config = dataclasses.replace(config, out_bias=False)
     axes, rows = table(config)
-    zeros = _out_biases(config, str(fields["model_type"]))
     optional = {HEAD: (axes["v"], axes["d"])} if config.tie_embeddings else {}
     params, param_dtype = read_table(
         source, (axes, rows), dtype, optional | dict.fromkeys(zeros, (axes["d"],))
     )
     if config.tie_embeddings:
         check_tied(source, HEAD, EMBEDDING, "tie_word_embeddings")
-    for name in zeros:
-        if name in source.tensors and source.read(name).any():
-            raise ConvertError(
-                f"tensor {name} is not zero, but a bias of attention's output is not supported"
-            )
     return params, typed(config, fields, param_dtype)
 
 
@@ -124,9 +139,10 @@ def write_layout(
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
+    check_layout(config, kind)
     axes, rows = table(config)
     zero = np.zeros(axes["d"], config.param_dtype)
-    zeros = dict.fromkeys(_out_biases(config, kind), zero)
+    zeros = {} if config.out_bias else dict.fromkeys(_out_biases(config, kind), zero)
     write_weights(folder, {**export_tree(model.params, rows, axes), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
@@ -167,6 +183,11 @@ def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
         *(Row(f"mlp/{x}", f"mlp.{x}_proj.weight", "f d -> d f") for x in ("gate", "up")),
         Row("mlp/down", "mlp.down_proj.weight", "d f -> f d"),
     ]
+    if config.out_bias:
+        block.append(Row("attention/out_bias", "self_attn.o_proj.bias", "d -> d"))
+    if config.mlp_bias:
+        sizes = {"gate": "f", "up": "f", "down": "d"}
+        block += [Row(f"mlp/{x}_bias", f"mlp.{x}_proj.bias", f"{n} -> {n}") for x, n in sizes.items()]
     if config.qkv_bias:
         for x, n in heads.items():
             block.append(Row(f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c"))
@@ -176,15 +197,27 @@ def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
 
 
 def _out_biases(config: TransformerConfig, kind: str) -> list[str]:
-    """Biases that all but Qwen2 have beside those of queries, keys and values; we have none, they must be 0."""
+    """Biases that all but Qwen2 have beside those of queries, keys and values; where all are 0 a model has none."""
     if kind == "qwen2" or not config.qkv_bias:
         return []
     return [OUT_BIAS.replace("{i}", str(i)) for i in range(config.layers)]
 
 
 def model_type(config: CausalConfig) -> str:
-    """The model type whose layout holds all that a model has."""
-    return "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+    """The model type whose layout holds all that a model has, if any does."""
+    plain = config.qkv_bias and not (config.out_bias or config.mlp_bias)
+    return "qwen3" if config.qk_norm else "qwen2" if plain else "llama"
+
+
+def check_layout(config: TransformerConfig, kind: str) -> None:
+    """Refuses a model that has what no config.json of that type can say, with a ConvertError that names it."""
+    wrong = {
+        "mlp_bias": config.mlp_bias and kind != "llama",
+        "out_bias without qkv_bias": config.out_bias and not config.qkv_bias,
+        "sliding_window": config.windows and kind not in WINDOWED,
+    }
+    for field in (field for field, value in wrong.items() if value):
+        raise ConvertError(f"config.json of a {kind} has no place for {field} of this model")
 
 
 def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: Any) -> AnyTransformer:
@@ -200,15 +233,17 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
     """
     kind = fields["model_type"]
     check_fixed(fields, FIXED)
-    ours = parse_fields({**fields, **_rope(fields)}, FIELDS)
-    layer_types = fields.get("layer_types")
-    if layer_types is None:
-        _check_window(fields, ours["layers"])
-    elif layer_types != ["full_attention"] * ours["layers"]:
-        raise ConvertError(
-            f"field layer_types of config.json must hold full_attention for each of {ours['layers']} layers, "
-            f"not {layer_types!r}"
-        )
+    rope = _rope(fields)
+    ours = parse_fields({**fields, "rope_theta in rope_parameters": rope.get("rope_theta")}, FIELDS)
+    ours["rope_scaling"] = scaling = _scaling(rope, fields)
+    if (
+        scaling is not None and ours["max_length"] <= scaling.original
+    ):  # some files give the length before scaling
+        ours["max_length"] = math.floor(scaling.factor * scaling.original)
+    ours |= (sliding := _sliding(fields, ours["layers"]))
+    if sliding and not (kind in WINDOWED and issubclass(cls, CausalConfig)):
+        raise ConvertError(f"field sliding_window of config.json is not supported for model type {kind}")
+    ours["out_bias"] = ours["qkv_bias"] and kind != "qwen2"
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind in NORMED
     ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
@@ -218,51 +253,82 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
     return built(cls, ours | more)
 
 
-def _check_window(fields: Mapping[str, Any], layers: int) -> None:
-    """Refuses a sliding window that a layer has; without a length, or beyond the last layer, none has it.
-
-    Raises:
-      ConvertError: naming the field.
-    """
-    first, window = fields.get("max_window_layers", 0), fields.get("sliding_window", ...)
-    beyond = matches(first, int) and first >= layers
-    if fields.get("use_sliding_window") and window is not None and not beyond:
-        check_fixed(fields, {"use_sliding_window": False})
+def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Our fields of the sliding windows that layers have, none where no layer has one. Raises ConvertError."""
+    given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
+    on = given["on"] and fields.get("sliding_window", ...) is not None
+    types = fields.get("layer_types")
+    if types is None:
+        if not on or given["first"] >= layers:
+            return {}
+        types = [sliding if i >= given["first"] else full for i in range(layers)]
+    listed = isinstance(types, list) and len(types) == layers and all(name in LAYER_TYPES for name in types)
+    if not listed or (sliding in types and not on):
+        raise ConvertError(
+            f"field layer_types of config.json must hold {full} for each of {layers} layers, or {sliding} where "
+            f"use_sliding_window is true, not {types!r}"
+        )
+    of = tuple(name == sliding for name in types)
+    period = next(n for n in range(1, layers + 1) if all(of[i] == of[i % n] for i in range(layers)))
+    return {"sliding_window": given["window"], "sliding_layers": of[:period]} if any(of) else {}
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The base of the rotary embedding where newer files have it, once it is clear that nothing is scaled."""
-    found = {}
-    for name in ("rope_parameters", "rope_scaling"):
-        values = fields.get(name)
-        if values is None:
-            continue
-        given = dict(values) if isinstance(values, dict) else {name: values}
-        base = given.pop("rope_theta", None)
-        if "default" in (given.get("rope_type"), given.get("type")):  # which reads no other keys
-            given = {key: value for key, value in given.items() if key in PLAIN_ROPE}
-        if any(key not in PLAIN_ROPE or PLAIN_ROPE[key] != value for key, value in given.items()):
-            raise ConvertError(
-                f"field {name} of config.json scales rotary positions, which is not supported: {values!r}"
-            )
-        if base is not None:
-            found["rope_theta in rope_parameters"] = base
-    return found
+    """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for several things."""
+    found = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None]
+    if all(isinstance(one, dict) for one in found):
+        found = [part for one in found for part in ([one[k] for k in LAYER_TYPES if one.get(k)] or [one])]
+        if all(one == found[0] for one in found):
+            return found[0] if found else {}
+    raise ConvertError(f"rope_parameters and rope_scaling of config.json must be one object, not {found!r}")
+
+
+def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> RopeScaling | None:
+    """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming the field."""
+    check_fixed(rope, {"partial_rotary_factor": FIXED["partial_rotary_factor"]})
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":  # which reads no other key
+        return None
+    if kind not in tuple(KINDS):
+        raise ConvertError(f"rope_type in config.json must be default, {', '.join(KINDS)}, not {kind!r}")
+    for key in sorted(rope.keys() - ROPE - {names[0] for names, _, _ in SCALING.values()}):
+        raise ConvertError(f"field {key} of rotary positions in config.json is unknown: {dict(rope)!r}")
+    given = parse_fields({**rope, SCALING["original"][0][1]: fields.get(ORIGINAL)}, SCALING)
+    longest = fields["max_position_embeddings"]
+    if kind in UNSCALED or not given["original"]:
+        given["original"] = longest
+    if kind == "yarn":
+        s = given["factor"] = given["factor"] or longest / given["original"]
+        a, b = (0.1 * given[name] * math.log(max(s, 1)) + 1 for name in ("mscale", "mscale_all_dim"))
+        given["attention_factor"] = given["attention_factor"] or (a / b if a > 1 < b else 0.0)
+        given["truncate"] = None if given["truncate"] else False
+    own = {name: given[name] for name in KINDS[kind] if given[name] or given[name] is False}
+    return built(RopeScaling, {"kind": kind, "factor": given["factor"], "original": given["original"], **own})
 
 
 def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
     """The official config fields of a model type, without special tokens."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
     fields["head_dim"] = config.head_dim
-    if kind == "qwen2":
-        del fields["attention_bias"]  # queries, keys and values always have one
+    for name in {"qwen2": ("attention_bias", "mlp_bias"), "llama": ()}.get(kind, ("mlp_bias",)):
+        del fields[name]  # queries, keys and values of Qwen2 always have one
+    if kind != "llama":
+        fields["use_sliding_window"] = bool(config.windows)
+    if config.windows:
+        fields["layer_types"] = [LAYER_TYPES[window is not None] for window in config.windows]
+        fields["sliding_window"] = max(window or 0 for window in config.windows)
+    if config.rope_scaling is not None:
+        given = present(dataclasses.asdict(config.rope_scaling))
+        scaled = {"rope_type": given.pop("kind"), ORIGINAL: given.pop("original"), **given}
+        if scaled["rope_type"] in UNSCALED:
+            fields["max_position_embeddings"] = scaled.pop(ORIGINAL)
+        fields["rope_scaling"] = scaled
     return fields | {
         "architectures": [ARCHITECTURES[kind]],
         "hidden_act": FIXED["hidden_act"],
         "model_type": kind,
         "torch_dtype": config.dtype,
         "use_cache": True,
-        **({"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}),
     }
 
 

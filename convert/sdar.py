@@ -1,6 +1,7 @@
-"""Block diffusion (model type `sdar`): the layout of Qwen3, with a block length and a mask token besides.
+"""Block diffusion in layouts of Qwen: SDAR, a2d-qwen3 and Fast-dLLM v2, told apart by `model_type`.
 
-The published config.json names neither, so the caller may. A folder may hold a residual head beside its backbone.
+The published config.json of SDAR and of a2d-qwen3 names neither block length nor mask, so the caller may. A folder of
+SDAR may hold a residual head beside its backbone.
 """
 
 import contextlib
@@ -9,21 +10,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from convert import mrp, qwen2
-from convert.engine import ConvertError, parted
-from convert.fields import Fields, parse_fields
-from convert.weights import opened
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from paradec_jax.model import Model
 
-MODEL_TYPES = ("sdar",)
+from . import mrp, qwen2
+from .engine import ConvertError, note, parted
+from .fields import parse_fields
+from .weights import opened
+
 FAMILY = "block_diffusion"
-BLOCK, MASK = 4, 151_669  # where nobody says
-ALIGNMENT = "alignment"  # a field of our own, written where logits are not about their own position
+# By model type: whose layout, the field of the block length; block length, mask and alignment where none says them.
+RELEASES: dict[str, tuple[str, str, int, int, str]] = {
+    "sdar": ("sdar", "block_size", 4, 151_669, "own"),
+    "a2d-qwen3": ("qwen3", "block_size", 32, 151_669, "own"),
+    "Fast_dLLM_Qwen": ("qwen2", "bd_size", 32, 151_665, "next"),
+}
+SDAR, A2D, FAST = MODEL_TYPES = tuple(RELEASES)
+ALIGNMENT = "alignment"  # a field of our own, written where it is not that of the model type
 LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
-
-BLOCK_FIELD: Fields = {"block": (("block_size",), int, BLOCK)}
 
 
 @contextlib.contextmanager
@@ -40,15 +45,18 @@ def read(
     """A Hugging Face folder as a model; arguments and errors as of `qwen2.read`, and besides:
 
     Args:
-      block: tokens of a block; those of config.json by default, or else 4.
-      mask: id of the mask token; that of config.json by default, or else 151669.
-      alignment: which token logits are about, "own" or "next"; what config.json says by default, or else "own".
+      block: tokens of a block; those of config.json by default, or else of `RELEASES`.
+      mask: id of the mask token; that of config.json by default, or else of `RELEASES`.
+      alignment: which token logits are about, "own" or "next"; by default as the block length.
     """
+    layout = {"model_type": RELEASES[fields["model_type"]][0]}
+    if fields["model_type"] == A2D and block is None:
+        note(f"{folder} is read as trained on blocks (bd3lm); config.json would say the same of a mdlm model")
     config = parse_config(fields, block)
     tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment, words)
     with opened(folder) as source:
         backbone, head = parted(source, mrp.PREFIX)
-        params, config = qwen2.read_params(backbone, fields, config, dtype)
+        params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
         found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
         yield Model(config, params, tokens, head=found)
 
@@ -56,20 +64,25 @@ def read(
 def write(folder: Path, model: Model) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
-    if not config.qk_norm or model.token_spec.mask is None:
+    kind = SDAR if config.qk_norm else FAST
+    layout, of_block, _, _, usual = RELEASES[kind]
+    if model.token_spec.mask is None or (kind == FAST and (not config.qkv_bias or model.head is not None)):
         raise ConvertError(
-            f"only a model with norms of queries and keys and with a mask has the {MODEL_TYPES[0]} layout"
+            f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
+            f"with biases in place of norms, that of {FAST}"
         )
-    more: dict[str, Any] = {"block_size": config.block}
-    if alignment != "own":
+    more: dict[str, Any] = {of_block: config.block}
+    if alignment != usual:
         more[ALIGNMENT] = alignment
+    if kind == FAST:
+        more |= {"model_type": FAST, "architectures": [f"{FAST}ForCausalLM"]}
     if config.blocks is not None:
         more[LENGTHS] = list(config.blocks)
     further: Mapping[str, Lazy] = {}
     if model.head is not None:
         further, of_head = mrp.export(model.head, config)
         more |= of_head
-    qwen2.write_layout(folder, model, MODEL_TYPES[0], more, further)
+    qwen2.write_layout(folder, model, layout, more, further)
 
 
 def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:
@@ -78,13 +91,15 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
     Raises:
       ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
     """
-    more: dict[str, Any] = parse_fields(fields, BLOCK_FIELD) if block is None else {"block": block}
+    layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
+    named = parse_fields(fields, {"block": ((of_block,), int, usual)})
+    more: dict[str, Any] = named if block is None else {"block": block}
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
             raise ConvertError(f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}")
         more["blocks"] = tuple(lengths)
-    return qwen2.parse_config(fields, BlockDiffusionConfig, **more)
+    return qwen2.parse_config({**fields, "model_type": layout}, BlockDiffusionConfig, **more)
 
 
 def parse_tokens(
@@ -95,18 +110,19 @@ def parse_tokens(
     alignment: str | None,
     words: Path | None = None,
 ) -> TokenSpec:
-    """Special tokens, mask and alignment: of the caller, of the folder's files, or SDAR's own.
+    """Special tokens, mask and alignment: of the caller, of the folder's files, or of the model type.
 
     Raises:
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
     """
     found = qwen2.parse_tokens(folder, fields, vocab_size, words)
-    mask = next(token for token in (mask, found.mask, MASK) if token is not None)
+    *_, usual_mask, usual_alignment = RELEASES[fields["model_type"]]
+    mask = next(token for token in (mask, found.mask, usual_mask) if token is not None)
     if not 0 <= mask < vocab_size:
         raise ConvertError(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with --mask"
         )
-    alignment = fields.get(ALIGNMENT, "own") if alignment is None else alignment
+    alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):
         raise ConvertError(f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}")
     return dataclasses.replace(found, mask=mask, alignment=alignment)

@@ -1,4 +1,4 @@
-"""Records logits of the original PyTorch code, in a process of its own, for `convert check`.
+"""Records logits of the original PyTorch code, in a process of its own, for `paradec check`.
 
 Only this file touches PyTorch and transformers, and only in the child process. Loading a release of a recurrent
 model runs the Python code that lies in its folder; causal models are run by transformers itself.
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from convert import mdlm, sdar
-from convert.engine import ConvertError, read_json
-from convert.qwen2 import MODEL_TYPES
+from paradec_jax.disk.folders import ASSETS
+
+from . import mdlm, sdar
+from .engine import ConvertError, read_json
+from .qwen2 import MODEL_TYPES
 
 RECURRENCES = (1, 2, 4, 8)
 BATCH, LENGTH = 2, 12
@@ -41,10 +43,9 @@ def record(folder: Path) -> dict[str, np.ndarray]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logits.npz"
-        command = [sys.executable, "-m", "convert.torch_check", str(folder.resolve()), str(out), str(known)]
-        child = subprocess.run(
-            command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True, check=False
-        )
+        words = ["-m", "paradec_jax.convert.torch_check", str(folder.resolve()), str(out), str(known)]
+        command = [sys.executable, *words]
+        child = subprocess.run(command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True, check=False)
         if child.returncode or not out.is_file():
             reason = (child.stderr.strip() or "no message").splitlines()[-1]
             raise ConvertError(f"the original model code of {folder} failed: {reason}")

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from convert.engine import ConvertError, Source
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.io import one_sentence
+
+from .engine import ConvertError, Source
 
 STORAGES = {
     "FloatStorage": np.dtype(np.float32),

@@ -3,29 +3,41 @@
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convert.engine import ConvertError, Source, read_json
-from convert.torch_files import Archive, named_tensors
 from paradec_jax.disk.tensors import Lazy, open_tensors, write_tensors
+
+from .engine import ConvertError, Source, note, read_json
+from .torch_files import Archive, named_tensors
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 INDEX = f"{SAFETENSORS}.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 Rename = Callable[[str], str]
 
+# What programs put before names of tensors: wrappers around a module, and modules that hold a model and nothing more.
+WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+HOLDER = re.compile(r"^(?:base_model\.|model\.)*(?=(embed_tokens|layers|norm|lm_head)\.)")
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor in the layout of transformers: `model.` once before all but the head."""
+    return HOLDER.sub(lambda held: "" if held[1] == "lm_head" else "model.", WRAPPER.sub("", name))
+
 
 @contextlib.contextmanager
-def opened(folder: Path, rename: Rename = lambda name: name) -> Iterator[Source]:
+def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Iterator[Source]:
     """The tensors of a folder, read one at a time. What was saved twice counts once, as in transformers.
 
     Args:
       folder: path of the folder.
-      rename: a stored name -> the name that it is known by.
+      rename: a stored name -> the name that it is known by; one line tells the user that names differ.
+      prefix: beginning of names that the layout has and `rename` takes away.
 
     Raises:
       ConvertError: when there is no file of weights, a file of PyTorch's is damaged, or a name occurs twice.
@@ -33,6 +45,7 @@ def opened(folder: Path, rename: Rename = lambda name: name) -> Iterator[Source]
     """
     files = _files(folder)
     tensors: dict[str, Lazy] = {}
+    other = None  # a name that is not the layout's
     with contextlib.ExitStack() as archives:
         for path, promised in files.items():
             if path.suffix == ".safetensors":
@@ -43,9 +56,14 @@ def opened(folder: Path, rename: Rename = lambda name: name) -> Iterator[Source]
             for name in sorted(set(promised) - stored.keys()):
                 raise ConvertError(f"tensor {name} is listed in an index, but {path} does not hold it")
             for name, tensor in stored.items():
-                if rename(name) in tensors:
-                    raise ConvertError(f"tensor {rename(name)} occurs twice in {folder}")
-                tensors[rename(name)] = tensor
+                plain = rename(name)
+                if plain in tensors:
+                    raise ConvertError(f"tensor {plain} occurs twice in {folder}")
+                tensors[plain] = tensor
+                if name not in (plain, prefix + plain):
+                    other = name
+        if other is not None:
+            note(f"{folder}: prefixes that carry nothing are passed over; {other} is read as {rename(other)}")
         yield Source(folder, tensors)
 
 

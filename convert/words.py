@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.engine import ConvertError, read_json
-from convert.fields import write_json
 from paradec_jax.chat import special_tokens
-from paradec_jax.store import Model
+from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer
+
+from .engine import ConvertError, read_json
+from .fields import write_json
 
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SLOW = ("tokenizer.model", "vocab.json")  # other forms of a tokenizer
 FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")  # post-processors that add tokens
 
 
@@ -83,6 +85,11 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
       ConvertError: files that contradict each other, naming both.
     """
     path = folder / WORDS if words is None else words
+    slow = next((folder / name for name in SLOW if (folder / name).is_file()), None)
+    if slow is not None and words is None and not path.is_file():
+        raise ConvertError(
+            f"{slow} is not read: save a {WORDS} with transformers (`save_pretrained`) and name it with --tokenizer"
+        )
     tokenizer, config = _tokenizer(path), json_if_there(folder / CONFIG)
     told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
     if before and told is not None and not told:

@@ -5,6 +5,7 @@ chat_template.jinja). It is somebody else's code: it runs without access to attr
 and cannot change the objects handed to it.
 """
 
+import dataclasses
 import datetime
 import functools
 import json
@@ -17,7 +18,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+CHAT_TEMPLATE = "chat_template.jinja"  # the file
 DEFAULT = "default"
+ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
+Messages = Sequence[Mapping[str, Any]]
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -57,12 +61,10 @@ def special_tokens(model: Any) -> dict[str, str]:
     return {name: text for name, text in known.items() if text is not None} | dict(model.special_tokens)
 
 
-def conversation(
-    model: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
-) -> str:
+def conversation(model: Any, messages: Messages, add_generation_prompt: bool = True, **variables: Any) -> str:
     """The text of a conversation by a model's own template, which knows the model's special tokens by name.
 
-    Begin-of-text is in it only where the template writes it; `generate` puts one before a text that has none.
+    Begin-of-text is in it only where the template writes it.
 
     Args:
       model: a model with a chat template (`store.Model`).
@@ -76,6 +78,40 @@ def conversation(
     return render(model.chat_template, messages, add_generation_prompt, **special_tokens(model) | variables)
 
 
+def as_prompts(model: Any, conversations: Sequence[Messages]) -> tuple[list[str], Any]:
+    """Texts that an assistant's answers follow, and the `TokenSpec` of such texts.
+
+    A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
+    tokens, what ends a turn (`turn_end`).
+
+    Args:
+      model: a model with a chat template and a tokenizer (`store.Model`).
+      conversations: lists of messages.
+
+    Raises:
+      ValueError: as `conversation`.
+    """
+    texts = [conversation(model, messages) for messages in conversations]
+    ends = [turn_end(model, messages) for messages in conversations]
+    stop = dict.fromkeys([*model.token_spec.stop, *(end for end in ends if end is not None)])
+    return texts, dataclasses.replace(model.token_spec, bos=None, stop=tuple(stop))
+
+
+def turn_end(model: Any, messages: Messages) -> int | None:
+    """Id of the first special token that a template writes after an assistant's words, or None.
+
+    It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
+
+    Args:
+      model, messages: a model and a conversation, as of `conversation`.
+    """
+    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    answered = conversation(model, [*asked, {"role": "assistant", "content": ANSWER}], False)
+    _, known, after = answered.rpartition(ANSWER)
+    ids = model.tokenizer.encode(after) if known else []
+    return next((token for token in ids if model.tokenizer.is_special(token)), None)
+
+
 def check(template: str) -> None:
     """Refuses what is no template, without running any of it.
 
@@ -87,7 +123,7 @@ def check(template: str) -> None:
 
 def render(
     template: str,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Messages,
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stre
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of, whole_numbers
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.families import family_named
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
@@ -23,6 +24,9 @@ from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
 BUCKET = 32  # buffers of a multiple of it share a compiled program
+NEW_TOKENS = 200  # at most, where nobody says
+Messages = Sequence[Mapping[str, Any]]
+Prompts = Sequence[str] | Messages | Sequence[Messages]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,11 +62,11 @@ class Generation:
 
 def generate(
     model: Model,
-    prompts: Sequence[str],
-    decoder: Any,
+    prompts: Prompts,
+    decoder: Any = None,
     *,
     knobs: Any = None,
-    max_new_tokens: Any,
+    max_new_tokens: Any = NEW_TOKENS,
     seed: Any = 0,
     samples: int = 1,
     stop_strings: Sequence[str] = (),
@@ -71,7 +75,11 @@ def generate(
     every: int = 8,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
-    """Continues texts.
+    """Continues texts, or answers conversations.
+
+    A conversation is a list of messages, such as `{"role": "user", "content": "Hello"}`. The model's chat template
+    makes a text of it, to which no begin-of-text is added. The answer also ends at the special token that the
+    template writes after an assistant's words.
 
     A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
     the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
@@ -79,9 +87,9 @@ def generate(
 
     Args:
       model: a model with a tokenizer.
-      prompts: texts; the model's begin-of-text token is put before each that does not begin with it. Empty ones
-        where the decoder can start from nothing.
-      decoder: any decoder, bound or not.
+      prompts: texts, or one conversation, or several. The model's begin-of-text token is put before each text that
+        does not begin with it. Empty texts where the decoder can start from nothing.
+      decoder: any decoder, bound or not; when None that of `paradec generate`, the last row of the family's table.
       knobs: knobs of the decoder; the defaults when None.
       max_new_tokens: new tokens of a row at most, a whole number.
       seed: seed of all draws, a whole number of 64 bits.
@@ -89,16 +97,21 @@ def generate(
       stop_strings: texts that end a row; the row's text stops before the first of them. They are looked for in
         the text and in the text with its special tokens written out, so they may hold such tokens.
       log_probs: whether to keep log-probabilities.
-      bucket: number of which the prompt buffer's size is a multiple.
+      bucket: number of which the prompt buffer's size is a multiple; of a conversation it is a doubling of it, so
+        that one that grows meets few programs.
       every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
         steps less one, and the counts say so.
       mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
         `fsdp`; where the model lies already (`load`) when None. No token depends on it.
 
     Raises:
-      ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
+      ValueError: no prompt, a prompt too long for the model, no tokenizer, messages that the model's template
+        refuses, or a number below 1.
     """
     check_positive(every=every)
+    if decoder is None:
+        usual = family_named(model.family).settings[-1].changed({})
+        decoder, knobs = usual.decoder, usual.knobs if knobs is None else knobs
     task = continuation_task(
         model,
         prompts,
@@ -146,8 +159,7 @@ class Task:
 
     def watch(self) -> StopStrings:
         """What looks for stop strings during one run of `stream`."""
-        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
-        return StopStrings(tokenizer, spec, self.stop_strings, self.prompts)
+        return StopStrings(tokenizer_of(self.model), self.decoder.spec, self.stop_strings, self.prompts)
 
     def stream(self, watch: StopStrings, knobs: Any = None, every: int = 1) -> Iterator[tuple[Any, Any]]:
         """States while the request is decoded; rows end where `watch` finds a stop string."""
@@ -155,7 +167,7 @@ class Task:
 
     def decode(self, decoded: Decoded, watch: StopStrings | None = None) -> Generation:
         """Tokens as texts, which end where `watch` has found a stop string."""
-        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
+        tokenizer, spec = tokenizer_of(self.model), self.decoder.spec
         tokens = decoded.completions()
         reasons = [Reason(int(reason)) for reason in np.asarray(decoded.reasons)]
         rows = zip(tokens, self.prompts, strict=True)
@@ -179,7 +191,7 @@ class Task:
 
 def continuation_task(
     model: Model,
-    prompts: Sequence[str],
+    prompts: Prompts,
     decoder: Any,
     *,
     max_new_tokens: Any,
@@ -199,14 +211,21 @@ def continuation_task(
     check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
-    canvas = decoder.any_order
-    tokens, lengths = encode_prompts(tokenizer, prompts, spec=spec, bucket=bucket, may_be_empty=canvas)
+    canvas, texts = decoder.any_order, prompts
+    if chats := conversations(prompts):
+        from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
+
+        texts, spec = as_prompts(model, chats)
+    tokens, lengths = encode_prompts(tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas)
+    if chats:
+        extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
+        tokens = np.pad(tokens, ((0, 0), (0, extra)), constant_values=spec.pad)
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
     size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + max_new_tokens
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
-    decoder = bind(model, decoder, size, needed, what, log_probs=log_probs)
+    decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
     ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     request = make_request(
         np.repeat(tokens, samples, axis=0)[:, : decoder.size],
@@ -217,6 +236,14 @@ def continuation_task(
     )
     before = [prompt for prompt in ids for _ in range(samples)]
     return Task(model, decoder, parameters(model, decoder, mesh), request, before, stop_strings)
+
+
+def conversations(prompts: Prompts) -> list[Messages]:
+    """Conversations where prompts are one or several of them; nothing where they are texts."""
+    first: Any = prompts[0]
+    if isinstance(first, Mapping):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts) if isinstance(first, list | tuple) else []  # type: ignore[arg-type]
 
 
 def bind(
@@ -277,10 +304,17 @@ def parameters(model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None
       ValueError: a mesh with Explicit axes, given or theirs.
     """
     params: Any = model.params if network is None else network
+    mesh_of(params)
+    if network is None and mesh is None and alike(decoder.network, model.network):
+        params = model.prepared
     if decoder.further_networks:
         params = {"network": params} | ({} if model.head is None else {"head": model.head.params})
-    mesh_of(params)
     return decoder.prepare(params if mesh is None else put(params, shardings(params, mesh)))
+
+
+def alike(network: Any, other: Any) -> bool:
+    """Whether two networks lay parameters out alike: networks of one class and config, of any depth."""
+    return type(network) is type(other) and getattr(network, "config", None) == getattr(other, "config", None)
 
 
 def tokenizer_of(model: Model) -> Tokenizer:

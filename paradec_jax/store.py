@@ -12,7 +12,6 @@ A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a 
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -24,73 +23,21 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from paradec_jax.chat import CHAT_TEMPLATE
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk.folders import StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import RESIDUAL_HEAD, family_named, network_of, parameter_shapes
+from paradec_jax.families import RESIDUAL_HEAD, family_named, parameter_shapes
 from paradec_jax.io import read_object
+from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
 NETWORK, HEAD = "network", RESIDUAL_HEAD.name
-CONFIG, TOKENIZER, CHAT_TEMPLATE = "config.json", "tokenizer.json", "chat_template.jinja"
-DTYPES = ("float32", "bfloat16")
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ResidualHead:
-    """A residual head and the network that it belongs to.
-
-    Attributes:
-      config: the head's shape.
-      params: nested dict of arrays.
-      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
-    """
-
-    config: ResidualHeadConfig
-    params: Mapping[str, Any]
-    backbone: str | None = None
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The head as decoders see it."""
-        return network_of(self.config)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """A network's shape, its parameters and the facts of its checkpoint.
-
-    Attributes:
-      config: the model's shape.
-      params: nested dict of arrays.
-      token_spec: special tokens of the checkpoint.
-      tokenizer: text to ids and back, or None.
-      chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
-      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
-      head: what corrects the network's scores between its calls, or None.
-    """
-
-    config: ModelConfig
-    params: Mapping[str, Any]
-    token_spec: TokenSpec
-    tokenizer: Tokenizer | None = None
-    chat_template: str | None = None
-    head: ResidualHead | None = None
-    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def family(self) -> str:
-        """Name of the model family."""
-        return self.config.family
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The network as decoders see it."""
-        return network_of(self.config)
 
 
 def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
@@ -135,27 +82,30 @@ def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = Fals
 
 
 def load(
-    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     dtype: str | None = None,
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Model:
-    """Reads a model folder: names, shapes, types and digests are checked before any parameter is read.
+    """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
+
+    Of a model folder, names, shapes, types and digests are checked before any parameter is read.
 
     Args:
-      folder: path of the folder, or the bare name of a bundled model ("tiny-causal").
+      source: bare name of a bundled model ("tiny-causal"), path of a model folder, of a Hugging Face folder or of a
+        .gguf file, or a name on the Hugging Face Hub ("org/name", "org/name@revision"; extra `hub`).
       dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
       allow_nonfinite: whether parameters may be NaN or infinite.
       mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
         own devices hold. The default device when None.
 
     Raises:
-      StoreError: when the folder is missing, of another format, damaged or contradicts itself.
+      StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted.
       ValueError: a mesh with Explicit axes.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype is not None and dtype not in PARAM_DTYPES:
+        raise StoreError(f"dtype must be one of {', '.join(PARAM_DTYPES)}, not {dtype!r}")
 
     def place(leaf: Lazy, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
         def read(index: Any) -> np.ndarray:
@@ -165,50 +115,69 @@ def load(
             return jax.device_put(read(()))
         return jax.make_array_from_callback(leaf.shape, sharding, read, dtype=dtype or leaf.dtype)
 
-    def placed(source: Any) -> Any:
-        places = () if mesh is None else (shardings(source.params, mesh),)
+    def placed(part: Any) -> Any:
+        places = () if mesh is None else (shardings(part.params, mesh),)
         kinds = {} if dtype is None else {"dtype": dtype, "param_dtype": dtype}
-        with _naming(folder):
-            params = jax.tree.map(place, source.params, *places)
-        return dataclasses.replace(source, config=dataclasses.replace(source.config, **kinds), params=params)
+        params = jax.tree.map(place, part.params, *places)
+        return dataclasses.replace(part, config=dataclasses.replace(part.config, **kinds), params=params)
 
-    stored = opened(folder, allow_nonfinite=allow_nonfinite)
-    model = placed(stored)
-    head = None if stored.head is None else placed(stored.head)
+    with _reading(source, dtype, allow_nonfinite) as stored:
+        model = placed(stored)
+        head = None if stored.head is None else placed(stored.head)
     if head is not None and model.config != stored.config:  # rounded numbers, so another fingerprint
         head = dataclasses.replace(head, backbone=None)
     return dataclasses.replace(model, head=head)
+
+
+@contextlib.contextmanager
+def _reading(source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool) -> Iterator[Model]:
+    """The model of a source, whose parameters are read when they are asked for."""
+    path = locate(source)
+    config = path / CONFIG
+    with _naming(source):
+        if path.is_dir() and (not config.is_file() or "format_version" in read_object(config)):
+            yield _opened(path, allow_nonfinite)
+            return
+    from paradec_jax.convert.checkpoint import opened as converted  # a model folder needs no converter
+
+    with converted(path, dtype, allow_nonfinite=allow_nonfinite) as model:
+        _check_ids(model.config, model.token_spec, model.tokenizer)
+        yield model
 
 
 def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Model:
     """A model whose parameters are read when `np.asarray` asks for them: `np.asarray(model.params["embedding"])`.
 
     Args:
-      folder: path or name, as for `load`.
+      folder: model folder, or name of one, as for `load`.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
       StoreError: as `load`; numbers that are NaN or infinite only when they are read.
     """
-    folder = locate(folder)
+    path = locate(folder)
     with _naming(folder):
-        description, parts = _read_description(folder)
-        config, weights = parts[NETWORK]
-        words, template = folder / TOKENIZER, folder / CHAT_TEMPLATE
-        facts = {
-            "token_spec": _built(TokenSpec, description["token_spec"]),
-            "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
-            "chat_template": template.read_bytes().decode() if template.exists() else None,
-            "special_tokens": description.get("special_tokens", {}),
-        }
-        _check_ids(config, facts["token_spec"], facts["tokenizer"])
-        params, head = _open_part(folder, config, weights, allow_nonfinite), None
-        if HEAD in parts:
-            shape, weights = parts[HEAD]
-            backbone = _fingerprint({NETWORK: parts[NETWORK]})
-            _check_head(shape, config, description["parts"][HEAD]["backbone"], backbone)
-            head = ResidualHead(shape, _open_part(folder, shape, weights, allow_nonfinite), backbone)
-        return Model(config, params, head=head, **facts)
+        return _opened(path, allow_nonfinite)
+
+
+def _opened(folder: Path, allow_nonfinite: bool) -> Model:
+    description, parts = _read_description(folder)
+    config, weights = parts[NETWORK]
+    words, template = folder / TOKENIZER, folder / CHAT_TEMPLATE
+    facts = {
+        "token_spec": _built(TokenSpec, description["token_spec"]),
+        "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
+        "chat_template": template.read_bytes().decode() if template.exists() else None,
+        "special_tokens": description.get("special_tokens", {}),
+    }
+    _check_ids(config, facts["token_spec"], facts["tokenizer"])
+    params, head = _open_part(folder, config, weights, allow_nonfinite), None
+    if HEAD in parts:
+        shape, weights = parts[HEAD]
+        backbone = _fingerprint({NETWORK: parts[NETWORK]})
+        _check_head(shape, config, description["parts"][HEAD]["backbone"], backbone)
+        head = ResidualHead(shape, _open_part(folder, shape, weights, allow_nonfinite), backbone)
+    return Model(config, params, head=head, **facts)
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
@@ -252,7 +221,7 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{CONFIG} has format_version {version!r}, not {FORMAT_VERSION}; a Hugging Face folder is converted "
-            f"by: python -m convert import {folder} DST"
+            f"by: paradec import {folder} DST"
         )
     parts = {}
     for name, section in description["parts"].items():
@@ -260,7 +229,7 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
             raise StoreError(f"{CONFIG} has a part {name!r}, unknown to this version ({NETWORK}, {HEAD})")
         family, weights = section["family"], section["weights"]
         if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
-            then = "export a folder of an earlier commit there, and import it here (python -m convert)"
+            then = "export a folder of an earlier commit there, and import it here (paradec import)"
             raise StoreError(f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}")
         kind = RESIDUAL_HEAD.config if family == name == HEAD else family_named(family).config
         parts[name] = _built(kind, section["config"]), weights
@@ -287,8 +256,10 @@ def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer 
 def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
     """Refuses parameters of other paths, shapes or types than a config asks for, and unknown types."""
     for name in ("dtype", "param_dtype"):
-        if getattr(config, name) not in DTYPES:
-            raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
+        if getattr(config, name) not in PARAM_DTYPES:
+            raise StoreError(
+                f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
+            )
     expected = flatten_dict(parameter_shapes(config), sep="/")
     for path in sorted(expected.keys() | leaves.keys()):
         if path not in leaves:

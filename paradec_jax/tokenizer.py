@@ -3,11 +3,12 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from paradec_jax.io import one_sentence
 
@@ -194,6 +195,28 @@ def _added(before: str, text: str) -> str:
     while start < len(before) and text[start : start + 1] == BROKEN:
         start += 1
     return text[start:]
+
+
+def from_pieces(
+    ids: Mapping[str, int], scores: Mapping[str, float], unknown: str, blank: bool
+) -> tokenizers.Tokenizer:
+    """The library's form of a BPE of SentencePiece, in which bytes stand for what is no piece.
+
+    Args:
+      ids: id of every piece, those of bytes and special ones among them.
+      scores: of the pieces that are merged of two others, the best first.
+      unknown: the piece of what has no bytes.
+      blank: whether a blank is put before a text.
+    """
+    cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
+    pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
+    pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))
+    model = models.BPE(dict(ids), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend, first = tokenizers.Tokenizer(model), [normalizers.Prepend("▁")] * blank
+    backend.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    last = [decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * blank]
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])
+    return backend
 
 
 class StreamDecoder:

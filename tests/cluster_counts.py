@@ -1,8 +1,8 @@
 """A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
 
-A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`:
-of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too,
-and so are, from the file as it was, those of tests that were not run: each row says of which commit it is.
+A test hands over a row with `count`: of so many cases so many came out as they must. Further entries of a row are
+its own. Rows of tests that fail are there too, and so are, from the file as it was, those of tests that were not
+run: each row says of which commit it is.
 """
 
 import json
@@ -15,8 +15,12 @@ OUT = Path(__file__).parents[1] / "experiments" / "systems" / "results" / "clust
 COLUMNS = ("part", "what", "cases", "held")
 
 
+def count(record_property: Any, part: str, what: str, cases: int, held: int, **more: Any) -> None:
+    record_property("cluster", {"part": part, "what": what, "cases": cases, "held": held, **more})
+    assert cases == held > 0
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The file."""
     parser.addoption("--counts", type=Path, default=OUT, help="where the counts go as JSON")
 
 
@@ -48,7 +52,6 @@ def joined(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a table in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} | besides |", "|" + "---|" * (len(COLUMNS) + 1)]
     for row in rows:
         others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed", "commit")]
@@ -57,7 +60,6 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Prints the table and writes the file."""
     rows = rows_of(terminalreporter)
     if not rows:
         return

@@ -1,6 +1,6 @@
 """Before anything imports JAX: the CPU, a persistent compilation cache, and where TYPES is set type checks of arrays.
 
-With TYPES=1 the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
+With TYPES=1 the jaxtyping annotations of `paradec_jax`, the decoders of `experiments` and the stubs are
 checked at every call (while tracing, so compiled programs do not change). The import hook must be in place before any
 of them is imported.
 """
@@ -32,7 +32,7 @@ os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).st
 for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION"):
     os.environ.pop(name, None)
 
-early = sorted(name for name in sys.modules if name.partition(".")[0] in ("paradec_jax", "convert"))
+early = sorted(name for name in sys.modules if name.partition(".")[0] == "paradec_jax")
 if early:
     raise RuntimeError(f"imported before the type checks were installed: {', '.join(early)}")
 
@@ -46,15 +46,17 @@ if os.environ.get("TYPES"):
     modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
     modules -= {*UNCHECKED, *UNCHECKABLE}
     checked = [f"paradec_jax.{name}" for name in sorted(modules)]
-    checked += ["convert", "experiments.replicas", "experiments.decoders", "stubs"]
+    checked += ["experiments.replicas", "experiments.decoders", "stubs"]
     install_import_hook(checked, "annotations.check")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
-    compiles once."""
+    compiles once. What replays recorded arrays is marked."""
     for item in items:
+        if item.path.name.startswith("test_golden_"):
+            item.add_marker(pytest.mark.golden)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))

@@ -84,15 +84,10 @@ def of_names(root: Path) -> dict[str, Any]:
     rooms: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for room in ROOMS:
         for path in sorted((root / room).rglob("*.py")):
-            tree, text = ast.parse(path.read_text(encoding="utf-8")), path.read_text(encoding="utf-8")
-            kinds = collections.Counter(type(node) for node in ast.walk(tree))
-            functions = kinds[ast.FunctionDef] + kinds[ast.AsyncFunctionDef]
-            found = {
-                "files": 1,
-                "lines": text.count("\n"),
-                "functions": functions,
-                "classes": kinds[ast.ClassDef],
-            }
+            text = path.read_text(encoding="utf-8")
+            kinds = collections.Counter(type(node) for node in ast.walk(ast.parse(text)))
+            found = {"files": 1, "lines": text.count("\n"), "classes": kinds[ast.ClassDef]}
+            found["functions"] = kinds[ast.FunctionDef] + kinds[ast.AsyncFunctionDef]
             inner = path.relative_to(root).parts
             for name in {room, "/".join(inner[:2]), "/".join(inner[:3])} if room == "paradec_jax" else {room}:
                 rooms[name].update(found)
@@ -115,11 +110,20 @@ def tracked(root: Path) -> list[Path]:
     return [root / name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
 
 
+def ran(root: Path, *words: str, **environment: str) -> str:
+    """What a module of a checkout prints."""
+    command, environment = [sys.executable, "-m", *words], os.environ | environment
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider")
+
+
 def collected(root: Path, *folders: str) -> list[str]:
     """Ids of all tests in some folders, slow ones included."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *folders]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return [line for line in result.stdout.splitlines() if "::" in line]
+    lines = ran(root, *PYTEST, "--collect-only", *folders).splitlines()
+    return [line for line in lines if "::" in line]
 
 
 def of_laws(root: Path) -> dict[str, Any]:
@@ -150,22 +154,8 @@ def of_golden(root: Path) -> dict[str, Any]:
     seen = root / ".cache" / "ledger-opened.txt"
     seen.parent.mkdir(exist_ok=True)
     seen.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "ledger",
-        "tests/replays",
-    ]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
-        "LEDGER_SEEN": str(seen),
-    }
-    subprocess.run(command, cwd=root, env=environment, check=False, stdout=subprocess.DEVNULL)
+    path = os.pathsep.join([str(root), str(Path(__file__).parent)])
+    ran(root, *PYTEST, "-p", "ledger", "tests/replays", PYTHONPATH=path, LEDGER_SEEN=str(seen))
     opened: dict[str, set[str]] = collections.defaultdict(set)
     for line in seen.read_text(encoding="utf-8").splitlines():
         test, _, path = line.partition("\t")
@@ -204,7 +194,7 @@ def of_converters(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in ("huginn", "qwen2", "mdlm", "mrp", "sdar"):
         try:
-            table = importlib.import_module(f"convert.{module}").table
+            table = importlib.import_module(f"paradec_jax.convert.{module}").table
         except (ImportError, AttributeError):
             continue
         for name, config in PRESETS.items():
@@ -221,14 +211,10 @@ def of_commands(root: Path) -> dict[str, Any]:
     """Commands and their options, from what they say of themselves."""
 
     def helped(*words: str) -> str:
-        command = [sys.executable, "-m", *words, "--help"]
-        environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
-        return subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=False
-        ).stdout
+        return ran(root, *words, "--help", COLUMNS="200", TERM="dumb")
 
     found: dict[str, Any] = {}
-    for program in ("paradec_jax.cli", "convert"):
+    for program in ("paradec_jax.cli",):
         first = re.search(r"\{([\w,-]+)\}", helped(program))
         for command in first[1].split(",") if first else []:
             text = helped(program, command)

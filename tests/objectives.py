@@ -25,7 +25,7 @@ from stubs import (
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import matrix_axes
-from paradec_jax.train import adamw, muon
+from paradec_jax.train import Rounds, TrainState, adamw, fit, make_train_step, muon
 
 ROWS, LENGTH = 4, 8
 SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
@@ -33,13 +33,11 @@ MASKED = TokenSpec(mask=31, alignment="own")
 
 
 def three(key: Any, step: Any) -> Any:
-    """Recurrences of a step."""
     del key, step
     return jnp.int32(3)
 
 
 def one(key: Any, step: Any) -> Any:
-    """One recurrence."""
     return three(key, step) - 2
 
 
@@ -249,6 +247,28 @@ class Batches:
 
     def set_state(self, state: int) -> None:
         self.position = state
+
+
+def fitted(
+    name: str,
+    steps: int,
+    mesh: Any,
+    *,
+    params: Any = None,
+    data: Any = None,
+    optimizer: str = "adamw",
+    ema_decay: float | None = None,
+    rounds: Rounds | None = None,
+    hooks: Any = (),
+) -> TrainState:
+    """A call of `fit` with an objective of the table."""
+    one = OBJECTIVES[name]
+    rule = one.optimizer(optimizer, steps)
+    step = make_train_step(one.loss(), rule, frozen=one.frozen(), rounds=rounds, ema_decay=ema_decay)
+    given = {"ema": ema_decay is not None, "teacher": one.teacher(), "mesh": mesh}
+    params = one.params() if params is None else params
+    state = TrainState.create(params, rule, jax.random.key(3), **given)
+    return fit(step, state, Batches(one.batch) if data is None else data, steps=steps, hooks=hooks)
 
 
 def difference(found: Any, wanted: Any) -> tuple[float, str]:

@@ -28,8 +28,9 @@ def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
     return calls, calls * (prompt + new)
 
 
-def block_count(block: int, rides: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
+def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """A call a token; a block that is complete while its row goes on is stored, in the next call or another one."""
+    block, rides = options["block"], options.get("fuse_store", True)
     given = prompt // block * block
     calls, positions = (1, given + block) if rides else (int(given > 0), given)
     for p in range(prompt + rides, prompt + new):
@@ -39,8 +40,9 @@ def block_count(block: int, rides: bool, stub: StubDenoiser, prompt: int, new: i
     return calls, positions
 
 
-def residual_count(block: int, steps: int, fused: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
+def residual_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """One token a call and `steps` of the head after it; the head stores what the network stores."""
+    block, steps, fused = options["block"], options.get("head_steps", 1), options.get("fuse_store", True)
     limit, length, cached = prompt + new, prompt, prompt // block * block
     calls, positions, heads = (0, cached, 0) if fused else (int(cached > 0), cached, int(cached > 0))
 
@@ -65,19 +67,11 @@ def residual_count(block: int, steps: int, fused: bool, stub: StubDenoiser, prom
     return calls, positions, heads
 
 
-def drafted_block_count(
-    block: int,
-    most: int,
-    stub: StubDenoiser,
-    prompt: int,
-    new: int,
-    *,
-    rides: bool = True,
-    fused: bool = True,
-    right: bool = True,
-    head: bool = True,
-) -> Count:
-    """`most` states of a block a call, each a token further; a head that is always right or never."""
+def drafted_block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """`candidates` states of a block a call, each a token further; a head that is always right or never."""
+    block, most, head = options["block"], options.get("candidates", 3), options["head"]
+    rides, fused = options.get("ride", True), options.get("fuse_store", True)
+    right = getattr(head, "kind", "right") == "right"
     limit, length, cached = prompt + new, prompt, prompt // block * block
     end = -(-limit // block) * block
     calls, positions, heads, drafts = 0, cached, 0, 0
@@ -109,4 +103,4 @@ def drafted_block_count(
         if not fused and stored:
             drafts, asked = 0, int(length < limit)
         heads += asked
-    return calls, positions, heads * head
+    return calls, positions, heads * (head != "zero")

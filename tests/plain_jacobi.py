@@ -134,7 +134,6 @@ class PlainJacobi:
 
 
 def predictor(stub: StubCausal) -> Predict:
-    """Next tokens of the stub."""
 
     def predict(context: Sequence[int], draft: Sequence[int]) -> list[int]:
         text = [*context, *draft]

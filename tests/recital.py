@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from stubs.base import CachedStub, TokenKV
 
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.decode import Forward, Prepared
+from paradec_jax.decode import Forward
 from paradec_jax.tokenizer import Tokenizer
 
 CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
@@ -18,7 +19,7 @@ SCALE = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Recital:
+class Recital(CachedStub):
     """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it reads.
 
     A call counts `recurrence` recurrences. With `flat`, all tokens of a few are equally likely and only the draw
@@ -32,26 +33,10 @@ class Recital:
     max_length: int = 256
     recurrence: int = 3
     counters: tuple[str, ...] = ("recurrences",)
-    visibility: str = "causal"
-    block: int | None = None
-
-    def prepare(self, params: Any) -> Prepared:
-        return Prepared(params)
-
-    def init_cache(self, keys: Any, size: int) -> Any:
-        return jnp.zeros((len(keys), size))
-
-    def write(self, cache: Any, window: Any, at: Any) -> Any:
-        return cache
-
-    def pick(self, window: Any, start: Any, width: int) -> Any:
-        return window
-
-    def widen(self, window: Any, width: int) -> Any:
-        return window
 
     def forward(self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None) -> Any:
-        return Forward(positions[..., None].astype(jnp.float32), None, {"recurrences": self.recurrence})
+        window = TokenKV(inputs, positions)
+        return Forward(positions[..., None].astype(jnp.float32), window, {"recurrences": self.recurrence})
 
     def logits(self, params: Any, hidden: Any) -> Any:
         if self.flat:

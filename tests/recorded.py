@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.engine import export_tree, in_memory, read_json
+from paradec_jax.convert.engine import export_tree, in_memory, read_json
 
 GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
 
 
 @functools.cache
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file."""
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 

@@ -9,22 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, arrays_in, assert_close, imported
 
-from convert import mrp, sdar
-from convert.engine import Source, parted, read_json
+from paradec_jax.convert import mrp, sdar
+from paradec_jax.convert.engine import Source, parted, read_json
 from paradec_jax.disk.tensors import open_tensors
 
-__all__ = ["FOLDER", "arrays", "assert_close", "cases", "head", "model", "positions_of"]
+__all__ = ["FOLDER", "arrays", "assert_close", "cases", "head", "model"]
 FOLDER = GOLDEN / "block_diffusion"
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """The arrays of NAME.npz."""
     return arrays_in(FOLDER / f"{name}.npz")
 
 
 @functools.cache
 def cases(name: str) -> Any:
-    """What NAME.json says."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -40,8 +38,3 @@ def head():
     fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
     read = mrp.read(tensors, fields, model()[0].config)
     return read.network, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), read.params)
-
-
-def positions_of(tokens, start=0):
-    """Absolute positions of a window that begins at `start`."""
-    return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from recorded import GOLDEN, arrays_in, imported
 
-from convert import qwen2
+from paradec_jax.convert import qwen2
 
 FOLDER = GOLDEN / "jacobi"
 MODELS = sorted(path.name.removesuffix("_greedy.npz") for path in FOLDER.glob("*_greedy.npz"))

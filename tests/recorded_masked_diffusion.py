@@ -4,17 +4,15 @@ import functools
 
 import jax
 import numpy as np
-from recorded import GOLDEN, arrays_in, assert_close, imported
+from recorded import GOLDEN, arrays_in, assert_close, exported, imported, part_of
 
-from convert import mdlm
+from paradec_jax.convert import mdlm
 
-__all__ = ["FOLDER", "arrays", "assert_close", "model", "student"]
 FOLDER = GOLDEN / "masked_diffusion"
 STUDENT = np.float32(0.9)  # the student's parameters are the teacher's times this
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """The arrays of NAME.npz."""
     return arrays_in(FOLDER / f"{name}.npz")
 
 
@@ -25,5 +23,15 @@ def model():
 
 @functools.cache
 def student():
-    """The student's parameters."""
     return jax.tree.map(lambda leaf: leaf * STUDENT, model()[1])
+
+
+def assert_gradients(grads, want: dict[str, np.ndarray]) -> None:
+    """The norm of each parameter's gradient in the original order, of all together, and some gradients."""
+    config = model()[0].config
+    tensors = exported(mdlm, config, grads)
+    norms = [np.linalg.norm(tensors[name].astype(np.float64)) for name in mdlm.parameter_order(config)]
+    np.testing.assert_allclose(norms, want["grad_norm_per_param"], rtol=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(norms), want["grad_global_norm"], rtol=1e-4)
+    for name, gradient in part_of(want, "grad/").items():
+        assert_close(tensors[name], gradient, 1e-4 * np.abs(gradient).max())

@@ -23,8 +23,3 @@ def rows_of(decoded: decode.Decoded, *rows: int, columns: int | None = None) -> 
     if columns is not None:
         taken = jax.tree.map(lambda x: x[:, :columns] if x.ndim == 2 else x, taken)
     return listed(taken)
-
-
-def take(request: decode.Request, *rows: int) -> decode.Request:
-    """Some rows of a request."""
-    return request.take(rows)

@@ -5,17 +5,29 @@ import json
 
 import jax
 import numpy as np
-from stubs import StubNetwork
+from stubs import StubCausal, StubDenoiser, StubNetwork
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
-from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
+from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import EVERY_STEP, FAMILIES, parameter_shapes
 from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 STUB = StubNetwork(vocab_size=384, max_length=256)
+# Models of ten characters and the mask; their stop tokens end no text.
+ALPHABET = " abcdefghi"
+PRESETS = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}
+LETTERED = {
+    "masked_diffusion": StubDenoiser(max_length=16),
+    "causal": StubCausal(max_length=16, sharpness=2.0),
+}
+SPECS = {
+    "masked_diffusion": TokenSpec(mask=10, alignment="own", stop=(2, 4)),
+    "causal": TokenSpec(bos=10, pad=10, stop=(2, 4)),
+}
 KEYS = [
     "family",
     "model",
@@ -52,7 +64,6 @@ def strict(text):
 
 
 def zeros(config):
-    """Parameters of zero."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
 
 
@@ -63,23 +74,21 @@ def saved(folder, config=CONFIG, spec=None, **more):
     return folder
 
 
+def lettered(folder, family):
+    """The folder of such a model."""
+    config = dataclasses.replace(FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16)
+    return str(saved(folder, config, SPECS[family], tokenizer=character_tokenizer(ALPHABET)))
+
+
 def put_settings(monkeypatch, family, settings):
     """Gives a family another table for the rest of a test."""
     monkeypatch.setitem(FAMILIES, family, dataclasses.replace(FAMILIES[family], settings=settings))
 
 
 def small_settings():
-    wave = pd.Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0)
-    return (
-        Setting("autoregressive", pd.Static(recurrence=2)),
-        Setting(
-            "autoregressive",
-            pd.Static(recurrence=4),
-            baseline=True,
-        ),
-        Setting(
-            "wavefront",
-            pd.Wavefront(inner_recurrence=4, window=1),
-            wave,
-        ),
+    few, base = (
+        Setting("autoregressive", pd.Static(recurrence=r), baseline=baseline)
+        for r, baseline in ((2, False), (4, True))
     )
+    knobs = pd.Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0)
+    return few, base, Setting("wavefront", pd.Wavefront(inner_recurrence=4, window=1), knobs)

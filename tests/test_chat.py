@@ -7,11 +7,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from recital import CONFIG, Recital
+from small_tokenizers import BOS, END, EOS, byte_level
 
-from convert.cli import main
+import paradec_jax as pd
 from paradec_jax import chat, store
+from paradec_jax.cli import main
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
+from paradec_jax.generate import continuation_task
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\
@@ -163,7 +167,7 @@ class TestFolders:
         assert self.imported(exported, tmp_path / "a") == want
         assert main(["export", str(tmp_path / "a"), str(tmp_path / "again")]) == 0
         assert self.imported(tmp_path / "again", tmp_path / "b") == want
-        (exported / store.CHAT_TEMPLATE).write_text("of its own")
+        (exported / chat.CHAT_TEMPLATE).write_text("of its own")
         assert self.imported(exported, tmp_path / "c") == "of its own"
 
     def test_templates_that_are_wrong(self, exported, tmp_path, capsys):
@@ -177,6 +181,63 @@ class TestFolders:
             (exported / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
             assert main(["import", str(exported), str(tmp_path / "a")]) == 1
             assert message in capsys.readouterr().err and not (tmp_path / "a").exists()
-        (tmp_path / "model" / store.CHAT_TEMPLATE).write_bytes(b"\xff")
+        (tmp_path / "model" / chat.CHAT_TEMPLATE).write_bytes(b"\xff")
         with pytest.raises(store.StoreError, match="codec can't decode byte 0xff"):
             store.load(tmp_path / "model")
+
+
+TURNS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def speaker(template: str, answer: str = "") -> tuple[store.Model, pd.AutoRegressive]:
+    """A model whose stop token is not the one that ends a turn, and a decoder that gives USER that answer."""
+    model = store.Model(CONFIG, {}, TokenSpec(bos=BOS, stop=(EOS,)), byte_level(), template)
+    (text,), _ = chat.as_prompts(model, [[USER]])
+    script = byte_level().encode(answer + "<|im_end|>" + "a" * 99)
+    return model, pd.AutoRegressive(Recital(tuple(script), len(byte_level().encode(text))))
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("template", "end"),
+        [
+            (TURNS, END),
+            (TURNS.replace("<|im_end|>", " {{ eos_token }}"), EOS),  # by name, after a blank
+            ("{% for m in messages %}<s>{{ m.content }}\n{% endfor %}", None),
+            ("{{ messages | length }}</s>", None),  # the words are not in it
+        ],
+    )
+    def test_the_end_of_a_turn(self, template, end):
+        model, _ = speaker(template)
+        for messages in ([USER], [USER, {"role": "assistant", "content": "<s>So"}]):
+            assert chat.turn_end(model, messages) == end
+
+    @pytest.mark.parametrize("begin", ["", "{{ bos_token }}", "<s>"])
+    def test_a_conversation_is_the_template_s_text_to_the_token(self, begin):
+        model, decoder = speaker(begin + TURNS, "ab ba")
+        task = continuation_task(model, [USER], decoder, max_new_tokens=8)
+        out, text = (
+            task.run(),
+            begin.replace("{{ bos_token }}", "<s>") + "user: Two and two?<|im_end|>\nassistant: ",
+        )
+        assert task.prompts == [model.tokenizer.encode(text)]
+        assert task.prompts[0].count(BOS) == bool(begin)
+        assert (out.text, out.reasons, out.tokens[0][-1]) == (["ab ba"], [pd.Reason.STOP], END)
+        both = pd.generate(model, [[USER], [USER]], decoder, max_new_tokens=8, stop_strings=["ba"])
+        assert both.text == ["ab "] * 2
+        assert pd.generate(model, [text], decoder, max_new_tokens=8).reasons == [pd.Reason.BUDGET]
+
+    def test_a_growing_conversation_meets_few_sizes(self):
+        model, decoder = speaker(TURNS)
+        talk = [USER, {"role": "assistant", "content": "4"}] * 7
+        tasks = [continuation_task(model, talk[:n], decoder, max_new_tokens=1) for n in range(1, 14, 2)]
+        assert [task.request.tokens.shape[1] for task in tasks] == [32, 64, 128, 256, 256, 256, 256]
+
+    @pytest.mark.parametrize("messages", [[[]], [USER, "x"], [[USER], "x"]])
+    def test_other_things_than_messages(self, messages):
+        model, decoder = speaker(TURNS)
+        with pytest.raises(ValueError, match="message"):
+            pd.generate(model, messages, decoder)

@@ -10,7 +10,8 @@ from recital import CONFIG, Recital, recite
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.decode.machine import drive
-from paradec_jax.generate import row_keys
+from paradec_jax.families import init_params
+from paradec_jax.generate import continuation_task, row_keys
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -135,6 +136,19 @@ def test_errors_come_before_compilation(model, arguments, message):
         pd.generate(
             model, decoder=pd.AutoRegressive(), **{"prompts": ["Ana"], "max_new_tokens": 4, **arguments}
         )
+
+
+def test_a_model_is_laid_out_once_for_all_its_depths(tokenizer):
+    model = Model(CONFIG, init_params(CONFIG, jax.random.key(0)), token_spec(), tokenizer)
+
+    def prepared(network=None):
+        decoder = pd.Static(network, recurrence=2)
+        return continuation_task(model, ["Ana"], decoder, max_new_tokens=4).params
+
+    assert prepared() is prepared() is prepared(model.network.at(3)) is model.prepared
+    other = dataclasses.replace(model.network, config=dataclasses.replace(CONFIG, dtype="bfloat16"))
+    assert prepared(other) is not model.prepared
+    assert "prepared" not in vars(dataclasses.replace(model))
 
 
 def test_a_model_without_tokenizer_says_so(model):

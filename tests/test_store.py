@@ -164,8 +164,8 @@ class TestSave:
 class TestLoad:
     def test_hugging_face_folder_names_the_command(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "huginn_raven"}')
-        with pytest.raises(StoreError, match=f"python -m convert import {tmp_path} DST"):
-            store.load(tmp_path)
+        with pytest.raises(StoreError, match=f"paradec import {tmp_path} DST"):
+            store.opened(tmp_path)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -196,7 +196,7 @@ class TestLoad:
         assert "\n" not in str(caught.value) and str(copy) in str(caught.value)
 
     def test_missing_files(self, copy):
-        with pytest.raises(StoreError, match="there is no model folder"):
+        with pytest.raises(StoreError, match=r"config\.json is neither a folder"):
             store.load(copy / "config.json")
         (copy / WEIGHTS).unlink()
         with pytest.raises(StoreError, match=f"{WEIGHTS} is missing"):
@@ -253,7 +253,7 @@ def test_bundled_models_by_name(tmp_path, monkeypatch):
         assert json.loads((folder / "config.json").read_text())["format_version"] == store.FORMAT_VERSION
     monkeypatch.setattr(folders, "CHECKOUT", tmp_path / "nowhere")
     with pytest.raises(
-        StoreError, match=r"no model folder tiny-recurrent; bundled are tiny-causal, .* \(a checkout has more"
+        StoreError, match=r"no model tiny-recurrent: .* bundled are tiny-causal, .* \(a checkout has more"
     ):
         store.load("tiny-recurrent")
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import blocks
 from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
-from paradec_jax.decode.machine.candidates import Sizes, forward_candidates
+from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.request import Request
@@ -222,7 +222,7 @@ class ReleasedMultiBlock(DecoderBase):
             fed.tokens,
             state.cached,
             Sizes(fed.count, fed.width, running, widths=(self.block,)),
-            read=lambda hidden: blocks.predict(self, params, hidden),
+            read=lambda hidden: Reading(blocks.predict(self, params, hidden)),
         )
         winner = jax.vmap(rules.verify_real)(state.present, fed, call.outputs)[1].winner
         return call.outputs, call.kv_of(self.network, winner, self.block), call.counts

@@ -8,10 +8,11 @@ steps. Three ways to group n steps: one segment (residuals of all steps are kept
 steps, and n segments of one step (the state of every step is kept). `XLA_FLAGS=--xla_backend_optimization_level=0`
 compiles sooner; memory is planned before that level counts.
 
-*Weights*: export to a Hugging Face folder, import of that folder, `load` on one device and on four simulated ones. A
-process is compared with itself while it is idle, everything imported: `above_idle` is the peak of all pages in memory
-(VmHWM), `anonymous_above_idle` that of pages that belong to no file (RssAnon, read every 5 ms), `kept` the bytes of
-JAX's arrays afterwards. Weights are random and lie in a temporary folder, which is removed.
+*Weights*: export to a Hugging Face folder, import of that folder, `load` of that folder, of a model folder, and of
+that on four simulated devices. A process is compared with itself while it is idle, everything imported: `above_idle`
+is the peak of all pages in memory (VmHWM), `anonymous_above_idle` that of pages that belong to no file (RssAnon, read
+every 5 ms), `kept` the bytes of JAX's arrays afterwards. Weights are random and lie in a temporary folder, which is
+removed.
 """
 
 import dataclasses
@@ -33,14 +34,14 @@ import tyro
 import paradec_jax as pd
 from experiments.common.record import write_record
 from paradec_jax import SoftWavefront, facts, make_request, rollout
-from paradec_jax.config import RECURRENT_PRESETS, CausalConfig, TokenSpec
+from paradec_jax.config import CAUSAL_PRESETS, RECURRENT_PRESETS, CausalConfig, TokenSpec
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import Model
 
 RESULTS = Path("experiments/systems/results")
 GROUPS = ("one segment", "sqrt(n) segments", "n segments")
-KINDS = ("export", "import", "load", "sharded load")
+KINDS = ("export", "import", "converting load", "load", "sharded load")
 DEVICES = "--xla_force_host_platform_device_count=4"
 OWN, OTHERS, AGAIN = "model", "hugging-face", "again"  # folders
 PERIOD = 0.005  # seconds between two readings
@@ -81,6 +82,7 @@ class Weights:
 
     Attributes:
       width, feed_forward, vocab_size, layers, heads: the shape, by default 1.2 GB in float32.
+      preset: instead, a named shape of causal models, such as "smollm2-135m", in bfloat16 then.
       folder: where the temporary folder is made; in that of the system when None.
       out: path of the JSON.
     """
@@ -90,12 +92,15 @@ class Weights:
     vocab_size: int = 49_152
     layers: int = 12
     heads: int = 16
+    preset: str | None = None
     folder: Path | None = None
     out: Path = RESULTS / "weights_memory.json"
 
     @property
     def config(self) -> CausalConfig:
         """The shape."""
+        if self.preset is not None:
+            return CAUSAL_PRESETS[self.preset]
         sizes = {
             name: getattr(self, name) for name in ("width", "feed_forward", "vocab_size", "layers", "heads")
         }
@@ -187,17 +192,18 @@ def do(kind: str, config: CausalConfig, folder: Path) -> Any:
     if kind == "check":
         return pd.store.fingerprint(folder / OWN) == pd.store.fingerprint(folder / AGAIN)
     if kind in ("export", "import"):
-        from convert.cli import main as convert  # here, because a load needs no converter
+        from paradec_jax.cli import main as paradec  # here, because a load needs no command
 
         places = (OWN, OTHERS) if kind == "export" else (OTHERS, AGAIN)
         with Watch() as watch:
-            if code := convert([kind, *(str(folder / place) for place in places)]):
+            if code := paradec([kind, *(str(folder / place) for place in places)]):
                 raise SystemExit(code)
         return watch.row()
     mesh = pd.make_mesh(fsdp=2, tensor=2) if kind == "sharded load" else None
     jnp.zeros(()).block_until_ready()
     with Watch() as watch:
-        leaves = jax.block_until_ready(jax.tree.leaves(pd.load(folder / OWN, mesh=mesh).params))
+        place = folder / (OTHERS if kind == "converting load" else OWN)
+        leaves = jax.block_until_ready(jax.tree.leaves(pd.load(place, mesh=mesh).params))
     return watch.row(sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards) / 2**20)
 
 

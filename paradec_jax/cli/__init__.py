@@ -1,10 +1,11 @@
-"""The command `paradec`: compare decoders on problems with exact answers, or watch one of them write.
+"""The command `paradec`: compare decoders, watch one of them write, bring models in and out.
 
 User errors end in one sentence on standard error and exit code 1.
 """
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ app = SubcommandApp()
 app.command(name="demo")(demo_command)
 app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
+WITHOUT_CONVERTERS = (["demo"], ["compare"], ["generate"])  # first words
 
 
 def _use_compilation_cache() -> None:
@@ -47,10 +49,22 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     return words
 
 
+def _add_converters() -> None:
+    """Adds the commands of `paradec_jax.convert`, which the others do not wait for."""
+    from paradec_jax.convert.cli import COMMANDS
+
+    for name, command in COMMANDS.items():
+        app.command(name=name)(command)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
+    if argv is None:  # a command that SIGTERM ends clears away what it has half written
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _use_compilation_cache()
     argv = _arguments(list(sys.argv[1:] if argv is None else argv))
+    if argv[:1] not in WITHOUT_CONVERTERS:
+        _add_converters()
     try:
         return app.cli(
             prog="paradec", description="Language models that decode many tokens per network call.", args=argv

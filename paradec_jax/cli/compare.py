@@ -73,7 +73,7 @@ TEXTS_NOTES = (
 
 
 def compare_command(
-    model: Positional[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = ("recurrent_depth",),
+    model: Positional[Annotated[tuple[str, ...], arg(metavar="SOURCE")]] = ("recurrent_depth",),
     data: Annotated[str | None, arg(metavar="FILE|NAME")] = None,
     problems: int | None = None,
     seed: int = 1,
@@ -95,8 +95,8 @@ def compare_command(
     and the other families data, problems and timed.
 
     Args:
-      model: model folders, names of bundled models, or a family (recurrent_depth, causal, masked_diffusion,
-        block_diffusion), which stands for its bundled models.
+      model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a family
+        (recurrent_depth, causal, masked_diffusion, block_diffusion), which stands for its bundled models.
       data: JSON lines with a prompt, an answer and, where they are known, steps. A text is right that has the
         number of the answer after its last "####". "unseen" (the default) and "tuning" are word problems of the
         package: 1,000 that nothing was chosen on, and 200 for choosing settings.

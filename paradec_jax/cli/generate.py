@@ -18,11 +18,10 @@ from paradec_jax.cli.watch import show
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES, family_named
-from paradec_jax.generate import Generation, Task, continuation_task
+from paradec_jax.generate import NEW_TOKENS, Generation, Task, continuation_task
 from paradec_jax.infill import infill_task
 
 DEFAULT = "default"  # the decoder where none is named
-NEW_TOKENS = 200  # at most, where nobody says
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -35,10 +34,17 @@ class Text:
     The prompt is used as it is. The bundled models have learned one form of text, "Question: ...", a line break,
     "Answer:", a line break; --question puts PROMPT into it.
 
+    With --chat the prompt is a message in the form of the model's chat template. Without a prompt --chat is a
+    conversation: a line is read and answered, and then the next, until the input ends (Ctrl-D).
+
     Attributes:
-      prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing.
-      model: a model folder, or the name of a bundled model; by default a bundled one that suits the decoder.
+      prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing, or for a
+        conversation.
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision];
+        by default a bundled model that suits the decoder.
       question: put the prompt into the form of the word problems.
+      chat: answer the prompt as a message, or hold a conversation where there is none.
+      system: what the model is told before the first message of --chat.
       gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the text.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
         move in the window, or a canvas with a line in the place of each mask.
@@ -52,8 +58,10 @@ class Text:
     """
 
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
-    model: Annotated[str | None, arg(metavar="DIR|NAME")] = None
+    model: Annotated[str | None, arg(metavar="SOURCE")] = None
     question: Flag = False
+    chat: Flag = False
+    system: str | None = None
     gaps: Flag = False
     stream: Flag = False
     max_new_tokens: int | None = None
@@ -64,10 +72,28 @@ class Text:
     html: Annotated[str | None, arg(metavar="FILE")] = None
     beside: Annotated[str | None, arg(metavar="DECODER")] = None
 
+    def check(self) -> None:
+        """Refuses options that do not go together. Raises ValueError."""
+        for option in ("stream", "html"):
+            if getattr(self, option) and self.samples != 1:
+                raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")
+        if (self.html and self.stream) or (self.beside and not self.html):
+            raise ValueError("--html is no option beside --stream, and --beside needs --html")
+        check_place("html", self.html)
+        if self.chat and self.gaps:
+            raise ValueError("--gaps fills a text, and --chat answers one: give one of them")
+        if self.system is not None and not self.chat:
+            raise ValueError("--system begins a conversation, so it needs --chat")
+        if self.chat and not self.prompt and (self.html or self.samples != 1):
+            raise ValueError("a conversation goes on from one answer: it has no --html and one of --samples")
+
     def read(self) -> str:
         """The prompt, as the model is to see it."""
-        text = sys.stdin.read() if self.prompt == "-" else self.prompt
-        return PROMPT.format(question=text.strip()) if self.question else text
+        return self.framed(sys.stdin.read() if self.prompt == "-" else self.prompt)
+
+    def framed(self, words: str) -> str:
+        """Words in the form that the options ask for."""
+        return PROMPT.format(question=words.strip()) if self.question else words
 
 
 def with_gaps(text: str) -> list[str | int]:
@@ -91,32 +117,56 @@ def with_decoder(words: Sequence[str]) -> list[str]:
 
 def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     """Continues a text with the decoder of that name, or the default one of the model's family."""
-    for option in ("stream", "html"):
-        if getattr(text, option) and text.samples != 1:
-            raise ValueError(f"--{option} shows one continuation, but --samples is {text.samples}")
-    if (text.html and text.stream) or (text.beside and not text.html):
-        raise ValueError("--html is no option beside --stream, and --beside needs --html")
-    check_place("html", text.html)
-    prompt = text.read()
+    text.check()
+    talk = text.chat and not text.prompt
+    prompt = "" if talk else text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
-    setting = _choose(model.family, name, options)
-    settings = [setting, *(_choose(model.family, *second_decoder(one)) for one in (text.beside,) if one)]
-    tasks = [_task(model, one.decoder, prompt, text) for one in settings]
-    if text.stream:
-        result = show(tasks[0], setting.knobs, "" if text.gaps else prompt, text.delay)
+    settings = [_choose(model.family, name, options)]
+    if text.beside:
+        settings.append(_choose(model.family, *second_decoder(text.beside)))
+    told = [] if text.system is None else [{"role": "system", "content": text.system}]
+    if talk:
+        _converse(model, settings, told, text)
     else:
-        plays = list(zip(settings, tasks, strict=True))
-        result = write_replay(text.html, plays) if text.html else tasks[0].run(setting.knobs)
-        for i, continuation in enumerate(result.text):
-            if text.samples > 1:
-                print(f"--- sample {i}", file=sys.stderr)
-            print(continuation)
-    _print_counts(result)
+        _write(model, settings, [*told, {"role": "user", "content": prompt}] if text.chat else prompt, text)
     return 0
 
 
-def _task(model: store.Model, decoder: Any, prompt: str, text: Text) -> Task:
-    """The prompt to be continued, or its gaps to be filled."""
+def _converse(
+    model: store.Model, settings: Sequence[Setting], messages: list[dict[str, str]], text: Text
+) -> None:
+    """Answers lines of standard input, each after all that was said before it."""
+    mark = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(mark)
+        except EOFError:  # Ctrl-D leaves the cursor after the mark
+            print(end="\n" if mark else "")
+            return
+        if line.strip():
+            messages = [*messages, {"role": "user", "content": text.framed(line)}]
+            answer = _write(model, settings, messages, text).text[0]
+            messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: Text) -> Generation:
+    """Prints what follows a text or a list of messages, and what it cost."""
+    tasks = [_task(model, setting.decoder, prompt, text) for setting in settings]
+    if text.stream:
+        result = show(tasks[0], settings[0].knobs, "" if text.gaps or text.chat else prompt, text.delay)
+    else:
+        plays = list(zip(settings, tasks, strict=True))
+        result = write_replay(text.html, plays) if text.html else tasks[0].run(settings[0].knobs)
+        for i, continuation in enumerate(result.text):
+            if text.samples > 1:
+                print(f"--- sample {i}", file=sys.stderr)
+            print(continuation, flush=True)
+    _print_counts(result)
+    return result
+
+
+def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
+    """A text to be continued, or its gaps to be filled, or messages to be answered."""
     options: dict[str, Any] = {"seed": text.seed, "samples": text.samples, "log_probs": bool(text.html)}
     if not text.gaps:
         budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens

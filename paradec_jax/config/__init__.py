@@ -1,21 +1,21 @@
 """Shapes of models, facts of checkpoints, and the named presets."""
 
+from paradec_jax.config.heads import ResidualHeadConfig, check_fits
 from paradec_jax.config.presets import (
     BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
 )
+from paradec_jax.config.rotary import RopeScaling
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
-    ResidualHeadConfig,
     TokenSpec,
     TransformerConfig,
-    check_fits,
 )
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "RecurrentDepthConfig",
     "ResidualHeadConfig",
+    "RopeScaling",
     "TokenSpec",
     "TransformerConfig",
     "check_fits",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paradec_jax.config.rotary import RopeScaling
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
@@ -113,6 +114,22 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         feed_forward=1536,
         max_length=8192,
         rope_base=100_000.0,
+        norm_eps=1e-5,
+        qkv_bias=False,
+        **_BFLOAT16,
+    ),
+    "llama-3.2-1b": CausalConfig(
+        vocab_size=128_256,
+        width=2048,
+        layers=16,
+        heads=32,
+        kv_heads=8,
+        feed_forward=8192,
+        max_length=131_072,
+        rope_base=500_000.0,
+        rope_scaling=RopeScaling(
+            kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
+        ),
         norm_eps=1e-5,
         qkv_bias=False,
         **_BFLOAT16,

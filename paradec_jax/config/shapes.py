@@ -1,6 +1,7 @@
 """Shapes of models and facts of checkpoints, as frozen dataclasses."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -13,8 +14,7 @@ from paradec_jax.config.bounds import (
     check_sizes,
     check_words,
 )
-
-MOST_HEAD_LAYERS = 8  # of a residual head
+from paradec_jax.config.rotary import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Shape:
 
     Blocks (`nn.blocks`) read a shape as it is. A subclass therefore has, as fields or as facts of its family, G
     `kv_heads`, F `feed_forward`, `norm_eps`, `rope_base`, `biases` (which of queries, keys and values carry one: "",
-    "qk" or "qkv"), `qk_norm`, and `out_std` of random matrices that end a branch. A network's `visibility` is
-    "causal", "block" or "full".
+    "qk" or "qkv"), `out_bias`, `mlp_bias`, `qk_norm`, `rope_scaling`, and `out_std` of random matrices that end a
+    branch. A network's `visibility` is "causal", "block" or "full".
 
     Attributes:
       width: D, width of the residual stream.
@@ -86,6 +86,11 @@ class Shape:
     def head_dim(self) -> int:
         """C, channels of a head."""
         return self.width // self.heads
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, None where it sees all; () where no layer has one."""
+        return ()
 
     @property
     def init_std(self) -> float:
@@ -132,7 +137,8 @@ class RecurrentDepthConfig(Shape):
     family = "recurrent_depth"
     visibility = "causal"
     rotation = "interleaved"
-    qk_norm = False
+    rope_scaling = None
+    out_bias = mlp_bias = qk_norm = False
     remats = ("iteration", *REMATS)
 
     def __post_init__(self) -> None:
@@ -172,7 +178,10 @@ class PreNormConfig(Shape):
       head_channels: C, channels of a head; D / H when None.
       rope_base: base of the rotary embedding.
       norm_eps: epsilon of RMSNorm.
+      rope_scaling: how rotary positions are scaled, or None; a dictionary of its fields, as JSON has it, becomes one.
       qkv_bias: whether queries, keys and values carry a learned bias (Qwen2).
+      out_bias: whether attention's output carries a learned bias.
+      mlp_bias: whether the three products of the MLP do.
       qk_norm: whether queries and keys of each head pass an RMSNorm before the rotation (Qwen3).
     """
 
@@ -183,10 +192,15 @@ class PreNormConfig(Shape):
     max_length: int = 32_768
     rope_base: float = 1e6
     norm_eps: float = 1e-6
+    rope_scaling: RopeScaling | None = None
     qkv_bias: bool = True
+    out_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, dict):
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_sizes(self, "layers")
         super().__post_init__()
 
@@ -229,10 +243,36 @@ class TransformerConfig(PreNormConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalConfig(TransformerConfig):
-    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases)."""
+    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases).
+
+    Attributes:
+      sliding_window: positions that a layer with a sliding window sees, a query's own and those just before it; None
+        where no layer has one.
+      sliding_layers: which layers have it, repeated over all of them.
+    """
+
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = (True,)
 
     family = "causal"
     visibility = "causal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window is not None:
+            check_sizes(self, "sliding_window")
+        if True not in self.sliding_layers or (self.sliding_window is None and False in self.sliding_layers):
+            raise ValueError(
+                f"sliding_layers says which layers have the window {self.sliding_window}: not {self.sliding_layers}"
+            )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """As of other shapes."""
+        if self.sliding_window is None:
+            return ()
+        repeated = itertools.islice(itertools.cycle(self.sliding_layers), self.layers)
+        return tuple(self.sliding_window if sliding else None for sliding in repeated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,58 +310,6 @@ class BlockDiffusionConfig(TransformerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResidualHeadConfig(PreNormConfig):
-    """Shape of a residual head, 1 to 8 blocks; but for their number these are the blocks of its backbone.
-
-    Attributes:
-      block: tokens of a block of the backbone's text.
-    """
-
-    layers: int = 3
-    qkv_bias: bool = False
-    qk_norm: bool = True
-    block: int = 4
-
-    family = "residual_head"
-    visibility = "block"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.layers <= MOST_HEAD_LAYERS:
-            raise ValueError(f"layers of a residual head must be 1 to {MOST_HEAD_LAYERS}, not {self.layers}")
-        super().__post_init__()
-        check_sizes(self, "block")
-
-    @classmethod
-    def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":
-        """The head of a backbone's config, with that many blocks.
-
-        Raises:
-          ValueError: a backbone that does not write blocks, or `layers` out of range.
-        """
-        if getattr(backbone, "block", None) is None:
-            raise ValueError(
-                f"a residual head needs a backbone that writes blocks, but one of family {backbone.family} does not"
-            )
-        shared = [field.name for field in dataclasses.fields(cls) if field.name != "layers"]
-        return cls(layers=layers, **{name: getattr(backbone, name) for name in shared})
-
-
-def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:
-    """Refuses a head that was not shaped for a backbone.
-
-    Raises:
-      ValueError: another width or block length, or a backbone that does not write blocks.
-    """
-    wanted = ResidualHeadConfig.of(backbone)
-    for name in ("width", "block"):
-        mine, theirs = getattr(head, name), getattr(wanted, name)
-        if mine != theirs:
-            raise ValueError(
-                f"the residual head has {name} {mine}, but the backbone has {theirs}: it is another's"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedDiffusionConfig(Shape):
     """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which share it.
 
@@ -348,7 +336,8 @@ class MaskedDiffusionConfig(Shape):
     visibility = "full"
     uniform = True
     biases = ""
-    qk_norm = False
+    rope_scaling = None
+    out_bias = mlp_bias = qk_norm = False
     rope_base = 10_000.0
     norm_eps = 1e-5
 

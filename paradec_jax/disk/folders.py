@@ -1,15 +1,21 @@
-"""Folders that appear whole or not at all, and those of the bundled models."""
+"""Folders that appear whole or not at all, and where models lie: at a path, bundled, or on the Hugging Face Hub."""
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from paradec_jax.io import NoLocks, lock
+from paradec_jax.io import NoLocks, lock, one_sentence
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
+
+ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
+TEXTS = ("*.json", "*.jinja", "tokenizer.model")
+WEIGHTS = ("model*.safetensors", "network*.safetensors", "residual_head*.safetensors")
+OLD_WEIGHTS = ("pytorch_model*.bin",)  # of a repository that has no others
 
 
 class StoreError(ValueError):
@@ -83,19 +89,48 @@ def _locked(temporary: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def locate(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself, or the bundled model of that bare name where no such folder exists.
+def locate(source: str | os.PathLike[str]) -> Path:
+    """The folder or file itself, else the bundled model of that bare name, else the copy of org/name[@revision].
+
+    The copy lies in the cache of `huggingface_hub`, which brings what is missing and obeys HF_HUB_OFFLINE.
 
     Raises:
-      StoreError: when there is neither.
+      StoreError: when there is none.
     """
-    path, models = Path(folder), bundled()
-    if path.is_dir():
+    path, models = Path(source), bundled()
+    if path.exists():
         return path
-    if str(folder) not in models:
-        known = ", ".join(sorted(models))
-        raise StoreError(f"there is no model folder {path}; bundled are {known} (a checkout has more)")
-    return models[str(folder)]
+    if str(source) in models:
+        return models[str(source)]
+    name = ON_HUB.fullmatch(str(source))
+    if name and not path.parent.exists():
+        return _from_hub(*name.groups())
+    known = ", ".join(sorted(models))
+    raise StoreError(
+        f"there is no model {path}: no folder, no file, and bundled are {known} (a checkout has more)"
+    )
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The copy of a repository's configs, tokenizer and weights."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise StoreError(
+            f"there is no folder {name}, and a name on the Hugging Face Hub needs the package huggingface_hub: "
+            "pip install 'paradec-jax[hub]'"
+        ) from error
+
+    def brought(*files: str) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns="*/*"))
+
+    try:
+        folder = brought(*TEXTS, *WEIGHTS)
+        return folder if any(folder.glob("*.safetensors")) else brought(*OLD_WEIGHTS)
+    except Exception as error:  # the package has no base class of its errors
+        raise StoreError(
+            f"there is no folder {name}, and the Hugging Face Hub does not give it: {one_sentence(error)}"
+        ) from error
 
 
 def bundled() -> dict[str, Path]:

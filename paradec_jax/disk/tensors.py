@@ -15,7 +15,6 @@ from paradec_jax.disk.folders import StoreError
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 MAX_SHARD_BYTES = 256 * 10**6  # the writer has all tensors of a file in memory
-TAKEN_BY = " (allow_nonfinite)"  # ends the sentence about numbers that are NaN or infinite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,9 @@ def finite(path: str, tensor: Lazy) -> Lazy:
     def read(index: Any) -> np.ndarray:
         numbers = tensor.read(index)
         if not np.isfinite(numbers).all():
-            raise StoreError(f"parameter {path} holds numbers that are NaN or infinite{TAKEN_BY}")
+            raise StoreError(
+                f"parameter {path} holds numbers that are NaN or infinite; allow_nonfinite takes them"
+            )
         return numbers
 
     return dataclasses.replace(tensor, read=read)

@@ -168,10 +168,12 @@ class KVNetwork(ModelNetwork):
         if mask is None:
             rule = RULES[self.visibility] if self.block is None else by_block(positions, self.block)
             mask = once(rule, positions.shape[1], self.config.attention)
-        angles = rotation(positions, self.config.head_dim, self.config.rope_base)
+        c = self.config
+        angles = rotation(positions, c.head_dim, c.rope_base, c.rope_scaling)
+        near = positions if c.windows else None
         if prefix is None or prefix.visible is None:
-            return View(angles, mask)
-        return View(angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)))
+            return View(angles, mask, positions=near)
+        return View(angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)), near)
 
 
 @functools.lru_cache

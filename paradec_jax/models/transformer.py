@@ -11,6 +11,7 @@ What a position sees is the network's affair, by its config: the positions befor
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -19,13 +20,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TransformerConfig
+from paradec_jax.config.bounds import MOST
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import Inputs, KVNetwork
 from paradec_jax.nn.blocks import PreNormBlock, parameter, rms_norm, truncated_normal
 from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.scan import in_turn, reading, scanned
+from paradec_jax.nn.scan import in_turn, reading, scanned, traced_once
 from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
 
@@ -65,15 +67,21 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
         """Hidden states of a window, normalised for the output matrix, and the window's keys and values."""
-        c, cache = self.config, view.cache
+        c, own = self.config, view.cache
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
-        if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
-            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
-            x, kv = scanned(reading(view), x, self.block(c, parent=None), layers, c.dtype, cache)
+        scan = c.scan_layers and (own is None or not self.prepared)
+        if view.positions is not None:
+            # A loop has one program for all layers, so each of them needs a number.
+            windows = [(window or MOST) if scan else window for window in c.windows]
+            own = list(zip(own or [None] * c.layers, windows, strict=True))
+        if self.is_initializing() or not (scan or self.prepared):
+            x, kv = in_turn(reading(view), x, self.layer, own)
         else:
-            x, kv = in_turn(reading(view), x, self.layer, cache)
+            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
+            through = functools.partial(scanned, dtype=c.dtype) if scan else traced_once
+            x, kv = through(reading(view), x, self.block(c, parent=None), layers, own=own)
         return rms_norm(x, self.final_norm, c.norm_eps), kv
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:

@@ -26,7 +26,7 @@ class Work:
 
 
 def call_work(network: Any, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
-    """The least that one call of a network can cost; keys and values of the context are read once a layer.
+    """The least that one call of a network can cost; keys and values that a layer sees of the context are read once.
 
     Args:
       network: the network.
@@ -41,9 +41,12 @@ def call_work(network: Any, batch: int, positions: int, context: int, logits: fl
     if context and network.visibility == "full":
         raise ValueError(f"a denoiser keeps no cache, so there is no context of {context} positions")
     head = network.vocab_size * c.width
-    cached = 2 * layers * c.kv_heads * c.head_dim * batch * context
+    reach = c.windows or (None,) * layers  # a window's first position sees one less of the cache
+    near = sum(context if window is None else min(context, window - 1) for window in reach)
+    seen = sum(min(context + positions, window or context + positions) for window in reach)
+    cached = 2 * near * c.kv_heads * c.head_dim * batch
     moved = (weights + head) * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
-    attention = 4 * layers * c.heads * c.head_dim * rows * (context + positions)
+    attention = 4 * c.heads * c.head_dim * rows * seen
     scored = rows if logits is None else round(batch * logits)
     return Work(moved, 2 * weights * rows + 2 * head * scored + attention)
 

@@ -80,8 +80,8 @@ class Attention(nn.Module):
     """Multi-head attention; G key-value heads serve H query heads (grouped queries where G < H).
 
     Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them `q_bias` [H, C],
-    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C]. Bias, norm and rotation follow each other; cached keys
-    have passed all three.
+    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C], `out_bias` [D]. Bias, norm and rotation follow each
+    other; cached keys have passed all three.
     """
 
     config: Any
@@ -106,6 +106,8 @@ class Attention(nn.Module):
         }
         out_shape = (c.heads, c.head_dim, c.width)
         self.out = parameter(self, "out", drawn(c, c.out_std), out_shape, c.param_dtype)
+        if c.out_bias:
+            self.out_bias = parameter(self, "out_bias", nn.initializers.zeros, (c.width,), c.param_dtype)
 
     def __call__(
         self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
@@ -124,13 +126,15 @@ class Attention(nn.Module):
         queries = turn(heads["q"], view.angles)
         mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
-        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), kv
+        out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
+        return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
 
 
 class GatedMLP(nn.Module):
     """Gated MLP `W_down (silu(W_gate x) * (W_up x))`.
 
-    Parameters: `gate` and `up` [D, F], `down` [F, D].
+    Parameters: `gate` and `up` [D, F], `down` [F, D], and where the config has them `gate_bias` and `up_bias` [F] and
+    `down_bias` [D], added to the product of that name.
     """
 
     config: Any
@@ -141,10 +145,21 @@ class GatedMLP(nn.Module):
         self.gate = parameter(self, "gate", into, shape, c.param_dtype)
         self.up = parameter(self, "up", into, shape, c.param_dtype)
         self.down = parameter(self, "down", drawn(c, c.out_std), shape[::-1], c.param_dtype)
+        self.bias = {
+            name: parameter(self, f"{name}_bias", nn.initializers.zeros, (size,), c.param_dtype)
+            for name, size in {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}.items()
+            if c.mlp_bias
+        }
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""
-        return dense(jax.nn.silu(dense(x, self.gate)) * dense(x, self.up), self.down)
+
+        def product(name: str, x: Array, weight: Array) -> Array:
+            out = dense(x, weight)
+            return out + self.bias[name].astype(x.dtype) if name in self.bias else out
+
+        inner = jax.nn.silu(product("gate", x, self.gate)) * product("up", x, self.up)
+        return product("down", inner, self.down)
 
 
 class SandwichBlock(nn.Module):

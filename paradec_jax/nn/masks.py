@@ -133,6 +133,30 @@ def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B 
     return (candidate[:, None] == candidate) | follows
 
 
+def sliding(
+    positions: Int[Array, "B W"],
+    window: int | Int[Array, ""],
+    keys: Int[Array, "#B S"] | None = None,
+) -> Bool[Array, "B W S"]:
+    """A position sees no position further back than its window reaches; others bound what is ahead (3 of 5 drawn).
+
+    ::
+
+        x x x x x
+        x x x x x
+        x x x x x
+        . x x x x
+        . . x x x
+
+    Args:
+      positions: absolute.
+      window: positions that a query sees, its own among them.
+      keys: positions of what is seen; those of the queries by default.
+    """
+    seen = positions if keys is None else keys
+    return positions[:, :, None] - seen[:, None] < window
+
+
 def visible(
     visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"], size: int
 ) -> Bool[Array, "B *W S"]:

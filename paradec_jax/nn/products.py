@@ -12,6 +12,8 @@ place. The product of few rows that XLA's CPU backend wants is in no program tha
 """
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +36,18 @@ def dense(
     forward and backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products
     are five times as fast as its float32 ones where the processor has matrix units.
     """
-    cpu, dtype = cpu_layouts(), jnp.promote_types(x.dtype, jnp.float32) if wide else x.dtype
+    dtype = jnp.promote_types(x.dtype, jnp.float32) if wide else x.dtype
+    once = functools.partial(_product, dtype=dtype)
+    if cpu_layouts() or x.dtype != jnp.bfloat16 or x.ndim == 1 or math.prod(x.shape[:-1]) > 1:
+        return once(x, weight)
+    return lax.platform_dependent(x, weight, cuda=functools.partial(_twice, once), default=once)
+
+
+def _product(
+    x: Float[Array, "*shape D"], weight: Float[Array, "D F"], dtype: Any
+) -> Float[Array, "*shape F"]:
+    """`x W` in that type."""
+    cpu, wide = cpu_layouts(), dtype != x.dtype
     precision = getattr(jax.config, "jax_default_matmul_precision", None)
     rounded = cpu and precision == "BF16_BF16_F32" and x.dtype == jnp.float32
     rows = x.reshape(-1, x.shape[-1]) if cpu else x  # of any rank, a vector too
@@ -45,6 +58,11 @@ def dense(
     else:
         product = jnp.einsum("...d,df->...f", rows, weight.astype(x.dtype), preferred_element_type=dtype)
     return product.reshape(*x.shape[:-1], weight.shape[-1]) if cpu else product
+
+
+def _twice(once: Callable[[Array, Array], Array], x: Array, weight: Array) -> Array:
+    """A single row, fed twice: of a 1,024 x 3,072 matrix an H100 makes its product in 6.0 us, that of one in 11.5."""
+    return once(jnp.concatenate([x, x]), weight)[:1]
 
 
 def _contract(a: Array, b: Array, over: tuple[Any, Any], dtype: Any) -> Array:

@@ -33,6 +33,31 @@ def in_turn(call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | N
     return x, tuple(left)
 
 
+def traced_once(
+    call: Call, x: Stream, block: Any, layers: Sequence[Any], own: Sequence[Any] | None
+) -> tuple[Stream, Any]:
+    """As `in_turn`, of blocks of one shape: the first is traced, and the program repeats it for each layer.
+
+    The program is that of `in_turn`, which takes three times as long to trace. A loop (`scanned`) would also compile
+    one layer alone, but copies the weights of each out of their stack: on a CPU a call on one position took 1.9 times
+    the processor time in float32 and 2.2 times in bfloat16 (30 layers of 576 x 1,536).
+
+    Args:
+      call, x, own: as of `in_turn`.
+      block, layers: as of `scanned`.
+    """
+
+    @functools.partial(jax.jit, inline=True)
+    def turn(params: Any, x: Stream, one: Any) -> tuple[Stream, Any]:
+        return call(functools.partial(block.apply, {"params": params}), x, one)
+
+    left = []
+    for params, one in zip(layers, [None] * len(layers) if own is None else own, strict=True):
+        x, kept = turn(params, x, one)
+        left.append(kept)
+    return x, tuple(left)
+
+
 def scanned(
     call: Call, x: Stream, block: Any, layers: Sequence[Any], dtype: str, own: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
@@ -65,6 +90,11 @@ def scanned(
 
 
 def reading(view: View) -> Call:
-    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones."""
+    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones.
+
+    Where layers have sliding windows, what is its own are cached keys and values, and its window.
+    """
     seen = dataclasses.replace(view, cache=None)  # each block is handed its part
-    return lambda block, x, prefix: block(x, seen, prefix)
+    if view.positions is None:
+        return lambda block, x, prefix: block(x, seen, prefix)
+    return lambda block, x, own: block(x, seen.within(own[1]), own[0])

@@ -19,12 +19,15 @@ class Rule:
     """A rule of `nn.masks` of which attention makes the rows that it is about to use.
 
     Attributes:
-      name: "causal", "full" or "block" (`masks.block_causal`).
-      blocks: number of each position's block where the rule is "block", else None.
+      name: "causal", "full", "block" (`masks.block_causal`) or "sliding" ("causal" within `masks.sliding`).
+      blocks: number of each position's block where the rule is "block", each position where it is "sliding", else
+        None.
+      window: of "sliding".
     """
 
     name: str = dataclasses.field(metadata={"static": True})
     blocks: Int[Array, "B W"] | None = None
+    window: int | Int[Array, ""] | None = None
 
     def mask(self, width: int) -> Bool[Array, "*B W W"]:
         """The whole mask of a window of `width` positions."""
@@ -37,6 +40,9 @@ class Rule:
         if self.blocks is None:
             return jnp.ones((len(queries), width), bool)
         block = jnp.take(self.blocks, queries, axis=1, mode="clip")
+        if self.window is not None:
+            causal = jnp.arange(width) <= queries[:, None]
+            return causal & masks.sliding(block, self.window, self.blocks)
         return block[:, :, None] >= self.blocks[:, None]
 
 
@@ -56,12 +62,28 @@ class View:
       seen: which of its own positions each sees; all of them for None.
       cache: keys and values of earlier positions.
       prefix_mask: which of those a row sees, or each of its queries.
+      positions: the absolute positions, where layers have sliding windows.
     """
 
     angles: Rotation
     seen: Seen | None
     cache: Any = None
     prefix_mask: PrefixMask | None = None
+    positions: Int[Array, "B W"] | None = None
+
+    def within(self, window: int | Int[Array, ""] | None) -> "View":
+        """The view of a layer with that sliding window; itself for None."""
+        if window is None:
+            return self
+        at: Any = self.positions
+        seen: Any = self.seen
+        prefix = self.prefix_mask
+        # A rule is that of causal networks: only they have sliding windows.
+        seen = Rule("sliding", at, window) if isinstance(seen, Rule) else seen & masks.sliding(at, window)
+        if prefix is not None:  # a cache is addressed by absolute position
+            near = masks.sliding(at, window, jnp.arange(prefix.shape[-1])[None])
+            prefix = near & (prefix if prefix.ndim == 3 else prefix[:, None])
+        return dataclasses.replace(self, seen=seen, prefix_mask=prefix)
 
 
 def whole_text(config: Any, shape: tuple[int, ...]) -> View:

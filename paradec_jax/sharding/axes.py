@@ -63,7 +63,14 @@ _BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
 }
-TRANSFORMER: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+_OF_MLP: dict[str, Axes] = {r"mlp/(gate|up)_bias$": Axes(("mlp",)), r"mlp/down_bias$": Axes(("embed",))}
+TRANSFORMER: dict[str, Axes] = (
+    SHARED
+    | BIASES
+    | _BY_HEAD
+    | _OF_MLP
+    | {r"attention/out_bias$": Axes(("embed",)), r"attention/[qk]_norm$": Axes(("head_dim",))}
+)
 RESIDUAL_HEAD: dict[str, Axes] = {
     pattern: names for pattern, names in TRANSFORMER.items() if "vocab" not in names.names
 } | {
@@ -75,10 +82,9 @@ RESIDUAL_HEAD: dict[str, Axes] = {
 MASKED_DIFFUSION: dict[str, Axes] = (
     SHARED
     | _BY_HEAD
+    | _OF_MLP
     | {
         r"^head_bias$": Axes(("vocab",)),
-        r"mlp/up_bias$": Axes(("mlp",)),
-        r"mlp/down_bias$": Axes(("embed",)),
         r"^noise_in$": Axes(("noise_features", "conditioning")),
         r"^noise_out$": Axes(("conditioning", "conditioning")),
         r"^noise_(in|out)_bias$": Axes(("conditioning",)),

@@ -1,5 +1,7 @@
 """The command: output, exit codes, one sentence for each user error."""
 
+import io
+
 import pytest
 from stub_table import STUB, put_settings, saved, small_settings
 
@@ -85,6 +87,27 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
     assert seen == ["Question: Who?\nAnswer:\n", "Who?"]
 
 
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("more", [[], ["--stream"], ["--question"]])
+def test_chat_answers_a_message_or_every_line(tmp_path, capsys, monkeypatch, more):
+    folder = saved(tmp_path / "talker", chat_template=TURNS)
+    options = f"--model {folder} --max-new-tokens 3 --chat --system Briefly.".split() + more
+    model, wave = pd.load(folder), cli.generate._choose("recurrent_depth", None, {})
+    messages, wanted = [{"role": "system", "content": "Briefly."}], []
+    for line in ("Hi", "Why? "):
+        words = cli.generate.PROMPT.format(question=line.strip()) if "--question" in more else line
+        messages.append({"role": "user", "content": words})
+        wanted += pd.generate(model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3).text
+        messages.append({"role": "assistant", "content": wanted[-1]})
+    assert wanted[0] != wanted[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\n  \nWhy? \n"))
+    for last, texts in (([], wanted), (["Hi"], wanted[:1])):
+        assert cli.main(["generate", *options, *last]) == 0
+        assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
+
+
 def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
     chosen = []
 
@@ -128,11 +151,11 @@ def test_json_takes_a_path_of_its_kind_alone():
 def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "config.json").write_text('{"model_type": "huginn_raven"}')
+    (foreign / "config.json").write_text('{"model_type": "gpt2"}')
     cases = [
-        (["compare", str(foreign)], "python -m convert import"),
-        (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
-        (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
+        (["compare", str(foreign)], "model_type must be one of"),
+        (["generate", "hi", "--model", str(foreign)], "mdlm, not 'gpt2'"),
+        (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model"),
         (["compare", str(folder), "--problems", "0"], "problems must be at least 1, not 0"),
         (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -148,6 +171,10 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
             "lookahead does not suit a model of family recurrent_depth",
         ),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
+        (generate_arguments(folder, "--chat"), "no chat template"),
+        (generate_arguments(folder, "--chat", "--gaps"), "give one of them"),
+        (generate_arguments(folder, "--system", "x"), "--system begins a conversation"),
+        (["generate", "--chat", "--samples", "2"], "goes on from one answer"),
         (generate_arguments(folder, "--window", "0", decoder="wavefront"), "window must be at least 1"),
         (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
     ]
@@ -159,10 +186,18 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
 
 
 def test_help(capsys):
-    for arguments in ([], ["compare"], ["demo"], ["generate"], ["generate", "wavefront"]):
+    for arguments in ([], ["compare"], ["demo"], ["generate"], ["generate", "wavefront"], ["import"]):
         with pytest.raises(SystemExit) as exit_info:
             cli.main([*arguments, "--help"])
         assert exit_info.value.code == 0
     out = capsys.readouterr().out
-    for word in ("compare", "demo", "generate", "--json", "prompt-lookup", "--stream", "--inner-recurrence"):
+    for word in (
+        "demo",
+        "export",
+        "--alignment",
+        "--json",
+        "prompt-lookup",
+        "--stream",
+        "--inner-recurrence",
+    ):
         assert word in out

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from stub_table import KEYS, STUB, put_settings, saved, small_settings, strict, zeros
+from stub_table import KEYS, LETTERED, STUB, lettered, put_settings, saved, small_settings, strict, zeros
 from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 import paradec_jax as pd
@@ -16,9 +16,8 @@ from paradec_jax import cli
 from paradec_jax.cli import demo
 from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
-from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.problems import read_problems, write_problems
-from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
 from paradec_jax.disk import folders
 from paradec_jax.evaluate.setting import Setting
@@ -32,9 +31,6 @@ STUBS = {
     "block_diffusion": functools.partial(StubDenoiser, block=4),
 }
 CANVAS = {"mask": 383, "alignment": "own"}  # facts of a stub that fills masks
-DENOISER = TokenSpec(mask=10, alignment="own", stop=(2, 4))
-NEXT = TokenSpec(bos=10, pad=10, stop=(2, 4))
-ALPHABET = " abcdefghi"  # ten characters, and the mask
 
 
 @pytest.fixture(scope="module")
@@ -169,23 +165,12 @@ def test_a_family_stands_for_its_bundled_models(monkeypatch):
     assert _models("masked_diffusion") == own.bundled
 
 
-def lettered(folder, family, spec):
-    preset = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}[family]
-    config = dataclasses.replace(FAMILIES[family].presets[preset], vocab_size=11, max_length=16)
-    return str(saved(folder, config, spec, tokenizer=character_tokenizer(ALPHABET)))
-
-
 class TestTexts:
     @pytest.fixture
     def words(self, tmp_path, monkeypatch):
         """A denoiser and a causal model, which is the judge too, with a small table."""
-        denoiser = lettered(tmp_path / "masked_diffusion", "masked_diffusion", DENOISER)
-        causal = lettered(tmp_path / "causal", "causal", NEXT)
-        stubs = {
-            "masked_diffusion": StubDenoiser(max_length=16),
-            "causal": StubCausal(max_length=16, sharpness=2.0),
-        }
-        monkeypatch.setattr(Model, "network", property(lambda self: stubs[self.family]))
+        denoiser, causal = (lettered(tmp_path / family, family) for family in ("masked_diffusion", "causal"))
+        monkeypatch.setattr(Model, "network", property(lambda self: LETTERED[self.family]))
         own = FAMILIES["masked_diffusion"]
         few, many, greedy = (
             Setting("masked", pd.Masked(), pd.Masked.Knobs(steps=steps, temperature=temperature))
@@ -237,13 +222,9 @@ class TestDemo:
             assert {type(setting.decoder) for _, setting in rows} <= {type(d) for d in own.decoders.values()}
 
     def test_the_table(self, folder, tmp_path, capsys, monkeypatch):
-        denoiser = lettered(tmp_path / "denoiser", "masked_diffusion", DENOISER)
-        judge = lettered(tmp_path / "judge", "causal", NEXT)
-        stubs = {
-            "recurrent_depth": STUB,
-            "masked_diffusion": StubDenoiser(max_length=16),
-            "causal": StubCausal(max_length=16, sharpness=2.0),
-        }
+        denoiser = lettered(tmp_path / "denoiser", "masked_diffusion")
+        judge = lettered(tmp_path / "judge", "causal")
+        stubs = LETTERED | {"recurrent_depth": STUB}
         monkeypatch.setattr(Model, "network", property(lambda self: stubs[self.family]))
         one, wave = (demo.FAMILIES["recurrent depth"][i][1] for i in (0, 1))
         single, steps = (demo.FAMILIES["masked diffusion"][i][1] for i in (0, 1))

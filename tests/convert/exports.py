@@ -12,10 +12,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from convert import weights
-from convert.cli import main
 from paradec_jax import store
-from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.cli import main
+from paradec_jax.config import ResidualHeadConfig, RopeScaling, TokenSpec
+from paradec_jax.convert import weights
 from paradec_jax.families import PRESETS, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -24,6 +24,10 @@ NEXT = TokenSpec(bos=3, stop=(1, 2), pad=4)
 OWN = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="own")
 RECURRENT, CAUSAL = PRESETS["test-recurrent"], PRESETS["test-causal"]
 SDAR = dataclasses.replace(PRESETS["test-sdar"], head_channels=6, block=8)
+DYNAMIC = RopeScaling(kind="dynamic", factor=4.0, original=32)
+LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original=16, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = RopeScaling(kind="yarn", factor=8.0, original=16, beta_slow=1.0, attention_factor=1.3, truncate=False)
+WINDOWS: dict[str, Any] = {"layers": 5, "sliding_window": 6, "sliding_layers": (True, False)}
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 # The first word of a name is the family's, or the model type's, layout.
 MODELS: dict[str, tuple[Any, TokenSpec]] = {
@@ -46,6 +50,13 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
         dataclasses.replace(CAUSAL, qkv_bias=False, tie_embeddings=False, rope_base=1234.5, kv_heads=4),
         NEXT,
     ),
+    "llama every bias": (
+        dataclasses.replace(CAUSAL, out_bias=True, mlp_bias=True, rope_scaling=DYNAMIC),
+        NEXT,
+    ),
+    "llama llama3": (dataclasses.replace(CAUSAL, qkv_bias=False, rope_scaling=LLAMA3), NEXT),
+    "qwen2 windows, yarn": (dataclasses.replace(CAUSAL, **WINDOWS, rope_scaling=YARN), NEXT),
+    "qwen3 every bias": (dataclasses.replace(CAUSAL, qk_norm=True, out_bias=True), NEXT),
     "sdar": (SDAR, OWN),
     "sdar next, several lengths": (
         dataclasses.replace(SDAR, blocks=(4, 8)),
@@ -53,6 +64,10 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
     ),
     "sdar bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "sdar tied, biases": (dataclasses.replace(SDAR, tie_embeddings=True, qkv_bias=True, block=4), OWN),
+    "Fast_dLLM_Qwen": (
+        dataclasses.replace(SDAR, qk_norm=False, qkv_bias=True, block=32),
+        dataclasses.replace(OWN, alignment="next"),
+    ),
     "sdar head": (SDAR, OWN),
     "sdar head bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "mdlm": (PRESETS["test-mdlm"], OWN),
@@ -152,6 +167,6 @@ def fails(capsys, command: str, source: Path, *options: str) -> str:
     capsys.readouterr()
     assert main([command, str(source), str(target), *options]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert out == "" and err.startswith("paradec: ") and err.count("\n") == 1
     assert sorted(source.parent.iterdir()) == before
     return err

@@ -26,10 +26,10 @@ from exports import (
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
-from convert import huginn, mdlm, qwen2, sdar
-from convert.cli import main
-from convert.engine import ConvertError
-from paradec_jax.config import TokenSpec
+from paradec_jax.cli import main
+from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.convert import huginn, mdlm, qwen2, sdar
+from paradec_jax.convert.engine import ConvertError
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -107,6 +107,8 @@ class TestFields:
         "fields",
         [
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"layer_types": ["full_attention"] * 2, "use_sliding_window": True},
+            {"rope_parameters": dict.fromkeys(qwen2.LAYER_TYPES, ROPE), "rope_theta": None},
             {"rope_scaling": {"rope_type": "default", "original_max_position_embeddings": 64}},
             {
                 "rope_theta": None,
@@ -206,6 +208,22 @@ class TestTokens:
         assert "vocabulary of 160, not 151669: name it with --mask" in fails(capsys, "import", source)
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
+        edit(source / CONFIG, model_type="a2d-qwen3")
+        capsys.readouterr()
+        model = imported(source, "--mask", "150")
+        assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
+        assert "is read as trained on blocks (bd3lm)" in capsys.readouterr().err
+        edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
+        assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
+
+    def test_of_block_diffusion_with_shifted_logits(self, tmp_path, capsys):
+        source = exported(make_model("Fast_dLLM_Qwen"), tmp_path)
+        fields = json.loads((source / CONFIG).read_text())
+        assert fields["bd_size"] == 32 and fields["architectures"] == ["Fast_dLLM_QwenForCausalLM"]
+        edit(source / CONFIG, bd_size=None, mask_token_id=None)
+        edit(source / "generation_config.json", mask_token_id=None)
+        assert "vocabulary of 32, not 151665: name it with --mask" in fails(capsys, "import", source)
+        assert_same(imported(source, "--mask", "31"), make_model("Fast_dLLM_Qwen"))
 
 
 # Layout, fields, options, a part of the sentence.
@@ -221,8 +239,13 @@ WRONG = [
     ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
     ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
-    ("qwen2", {"use_sliding_window": True}, "use_sliding_window .* must be False, not True"),
-    ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling .* scales .*yarn"),
+    ("llama", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_window .* for model type llama"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types .* for each of 2 layers"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "where use_sliding_window is true"),
+    ("qwen2", {"rope_scaling": 4.0}, r"rope_scaling of config.json must be one object, not \[4.0\]"),
+    ("qwen2", {"rope_scaling": {"type": "longrope"}}, "rope_type .* default, linear, .*, not 'longrope'"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "m": 1}}, "field m of rotary positions .* is unknown"),
+    ("qwen2", {"rope_parameters": {kind: {"a": kind} for kind in qwen2.LAYER_TYPES}}, "must be one object"),
     (
         "qwen2",
         {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
@@ -295,6 +318,8 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
         (sdar, make_model("sdar", qk_norm=False), "norms of queries and keys and with a mask"),
         (sdar, dataclasses.replace(head, head=other), "a residual head whose blocks have the shape"),
         (qwen2, own, "only a model of alignment 'next' has a layout of qwen2"),
+        (qwen2, make_model("qwen3", mlp_bias=True), "config.json of a qwen3 has no place for mlp_bias"),
+        (qwen2, make_model("llama", sliding_window=6), "of a llama has no place for sliding_window"),
         (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
     ):
         with pytest.raises(ConvertError, match=message):
@@ -302,9 +327,37 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bias_of_the_output_projection_must_be_zero(capsys, tmp_path):
+def test_biases_of_the_output_projection_that_are_zero_are_none(tmp_path):
     source = exported(make_model("qwen3 biases"), tmp_path)
     name = "model.layers.0.self_attn.o_proj.bias"
-    assert not load_file(source / WEIGHTS)[name].any()
+    assert not load_file(source / WEIGHTS)[name].any() and not imported(source).config.out_bias
     rewrite(source, lambda tensors: tensors[name].__setitem__(3, 0.5))
-    assert f"tensor {name} is not zero" in fails(capsys, "import", source)
+    assert imported(source).params["layer_0"]["attention"]["out_bias"][3] == 0.5
+
+
+YARN, ORIGINAL = {"type": "yarn", "factor": 4.0}, qwen2.ORIGINAL
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"factor": 4.0, "max_length": 512}),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 1.5, ORIGINAL: 8}}, {"max_length": 192}),
+        ({"rope_parameters": LLAMA3, ORIGINAL: 16}, {"original": 16, "low_freq_factor": 1.0}),
+        ({"rope_scaling": YARN}, {"original": 128, "max_length": 512, "attention_factor": None}),
+        ({"rope_scaling": {**YARN, ORIGINAL: 16, "finetuned": True}}, {"original": 16, "max_length": 128}),
+        ({"rope_parameters": {"rope_type": "yarn", ORIGINAL: 16}}, {"factor": 8.0}),
+        ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}, {"attention_factor": 1.0}),
+        ({"rope_scaling": {**YARN, "attention_factor": 2, "truncate": False}}, {"attention_factor": 2.0}),
+        ({**SLIDING, "max_window_layers": 1}, {"sliding_layers": (False, True, True, True)}),
+        ({**SLIDING, "layer_types": [*qwen2.LAYER_TYPES] * 2}, {"sliding_layers": (False, True)}),
+    ],
+)
+def test_fields_of_long_texts(fields, want):
+    plain = qwen2.format_config(make_model("qwen2", layers=4).config, "qwen2")
+    config = qwen2.parse_config(plain | fields, CausalConfig)
+    assert qwen2.parse_config(qwen2.format_config(config, "qwen2"), CausalConfig) == config
+    found = config.to_dict() | (config.to_dict()["rope_scaling"] or {})
+    assert {name: found[name] for name in want} == want

@@ -30,10 +30,10 @@ from exports import (
 )
 from safetensors.numpy import load_file, save_file
 
-from convert import huginn, torch_check, weights
-from convert.cli import main
-from convert.weights import INDEX
 from paradec_jax import cli, store
+from paradec_jax.cli import main
+from paradec_jax.convert import huginn, torch_check, weights
+from paradec_jax.convert.weights import INDEX
 from paradec_jax.store import StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ DAMAGE = {
     "infinite": (
         "mdlm",
         change(lambda t: next(iter(t.values())).fill(np.inf)),
-        "NaN or infinite; --allow-nonfinite",
+        "NaN or infinite; allow_nonfinite takes them",
     ),
     "a tied copy": (
         "qwen2",
@@ -119,11 +119,11 @@ DAMAGE = {
         change(lambda t: t.update({huginn.PREFIX + QKV: t[QKV]})),
         f"{QKV} occurs twice",
     ),
-    "a prefix too much": ("sdar", renamed("", "module."), r"is missing from .* it holds module\."),
-    "a prefix too few": (
-        "qwen2",
-        renamed("model.", ""),
-        r"tensor model\.(\S+) is missing from .* it holds \1$",
+    "a prefix": ("sdar", renamed("", "text."), r"is missing from .* it holds text\."),
+    "a prefix that hides a name": (
+        "llama",
+        change(lambda t: t.update({f"module.{HEAD}": t[HEAD]})),
+        f"{HEAD} occurs twice",
     ),
     "cut": (
         "huginn",
@@ -149,11 +149,16 @@ DAMAGE = {
         put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))),
         "not a safetensors file",
     ),
-    "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
+    "no folder": ("qwen2", shutil.rmtree, "there is no model"),
     "index: a tensor": ("qwen2", index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
     "index: a shard": ("huginn", index(**{QKV: "c.safetensors"}), "shard .*c.safetensors is missing"),
     "index: nothing": ("qwen2", index(), "no weight_map"),
+    "another tokenizer": (
+        "qwen2",
+        put("tokenizer.model", b"\n"),
+        r"tokenizer\.model is not read: save a tokenizer\.json .* --tokenizer",
+    ),
     "no tokenizer": ("qwen2", put("tokenizer.json", "{}"), "not a tokenizer"),
     "a pattern": (
         "qwen2",
@@ -177,8 +182,29 @@ def test_one_sentence_and_nothing_left(name, copy, capsys):
     assert re.search(sentence, fails(capsys, "import", source).strip())
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("qwen2", "model.", ""),
+        ("qwen2", "", "module."),
+        ("llama", "", "base_model.model."),
+        ("llama", "model.layers.", "model._orig_mod.layers."),
+        ("sdar", "model.", "module.model.model."),
+    ],
+)
+def test_prefixes_that_carry_nothing(name, old, new, copy, capsys):
+    source = copy(name)
+    renamed(re.escape(old), new)(source)
+    make_shards(source)
+    capsys.readouterr()
+    assert_same(imported(source), make_model(name))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"{new}" in err and " is read as " in err
+
+
 def test_a_tokenizer_from_elsewhere(copy, tmp_path, capsys):
     source = copy("qwen2")
+    (source / "tokenizer.model").touch()  # passed over where another one is named
     for size in (32, 33):
         (tmp_path / f"{size}.json").write_text(words(size))
     assert "no tokenizer" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "none.json"))
@@ -350,7 +376,7 @@ def test_the_module_is_a_program(tmp_path):
     command = [sys.executable, "-m", "convert", "import", str(tmp_path / "none"), str(tmp_path / "model")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: there is no folder {tmp_path / 'none'}")
+    assert done.stderr.startswith(f"paradec: there is no model {tmp_path / 'none'}")
     assert not list(tmp_path.iterdir())
 
 

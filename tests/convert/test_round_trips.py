@@ -21,11 +21,11 @@ from exports import (
 )
 from safetensors.numpy import load_file
 
-from convert import engine, huginn, mdlm, qwen2, sdar, weights
-from convert.cli import main
-from convert.weights import INDEX, opened
 from paradec_jax import store
+from paradec_jax.cli import main
 from paradec_jax.config import BlockDiffusionConfig, CausalConfig, TokenSpec
+from paradec_jax.convert import engine, huginn, mdlm, qwen2, sdar, weights
+from paradec_jax.convert.weights import INDEX, opened
 from paradec_jax.disk import tensors
 from paradec_jax.families import PRESETS
 

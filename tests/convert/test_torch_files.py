@@ -25,9 +25,9 @@ from torch_writer import (
     write_checkpoint,
 )
 
-from convert import mdlm, torch_files
-from convert.engine import ConvertError, in_memory, read_json
 from paradec_jax import store
+from paradec_jax.convert import mdlm, torch_files
+from paradec_jax.convert.engine import ConvertError, in_memory, read_json
 
 GOLDEN = ALL_GOLDEN / "masked_diffusion"
 ROPE = f"backbone.{mdlm.ROPE}"

@@ -13,11 +13,11 @@ from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
 import paradec_jax as pd
-from convert.cli import main
-from convert.engine import ConvertError
-from convert.words import begin_of_text
 from paradec_jax import chat, store
+from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
+from paradec_jax.convert.engine import ConvertError
+from paradec_jax.convert.words import begin_of_text
 from paradec_jax.disk.folders import ASSETS
 from paradec_jax.tokenizer import Tokenizer
 

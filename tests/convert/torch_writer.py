@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.torch_files import STORAGES
+from paradec_jax.convert.torch_files import STORAGES
 
 KINDS = {dtype: name for name, dtype in STORAGES.items()}
 

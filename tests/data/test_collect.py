@@ -112,9 +112,6 @@ def test_what_has_no_blocks_is_refused():
         collected(request, ids=(1, 2))
 
 
-# The recorded trajectories
-
-
 def network_predictor(name: str):
     """Next tokens of a recorded model, from one pass over everything, cut out of one program."""
     network, params, _ = model(name)

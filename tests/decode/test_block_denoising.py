@@ -4,7 +4,6 @@ Steps are counted by a plain simulation of each rule on a stub whose confidences
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from typing import Any
@@ -13,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from stubs import (
     PROMPTS,
-    StubCausal,
     StubDenoiser,
     tiny_blocks,
     tiny_blocks_params,
@@ -29,9 +28,6 @@ from paradec_jax.config import TokenSpec
 SIZE, NEW = 24, 11
 STUB = StubDenoiser(block=4, sharpness=6.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
-
-
-# Who is revealed when: a plain simulation
 
 
 def confidences(stub: StubDenoiser, masked: int) -> list[float]:
@@ -152,19 +148,12 @@ def test_a_cached_block_is_one_read_in_a_whole_text():
     for step in range(1, 6):
         start = int(info.at[step, 0])
         seen = jnp.asarray(tokens[step - 1])[:, : start + 4]
-        whole = hidden_of(network, params, seen)
+        _, whole, _ = read(network, params, seen)
         np.testing.assert_allclose(whole[:, start:], info.hidden[step], atol=2e-5)
     assert len(np.unique(np.asarray(info.at)[1:6])) > 2
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def hidden_of(network, params, tokens):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return network.forward(params, tokens, positions).hidden
-
-
 def canvas_and_info(state, info):
-    """Records the canvas and what a call did."""
     return state.rows.tokens, info
 
 
@@ -188,51 +177,6 @@ def test_holes_are_filled_block_by_block():
         found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
         assert found == want
         assert result.generated.tolist() == [text.count(None) for text in texts]
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: decode.BlockDenoising(rule="mood"), "rule must be one of static, dynamic, .*, not 'mood'"),
-        (lambda: refused(steps=5), "steps must be at most the block's 4, not 5"),
-        (lambda: refused(steps=0), "steps must be at least 1, not 0"),
-        (lambda: refused(threshold=0.9), "threshold needs rule dynamic or threshold, not static"),
-        (lambda: refused(entropy=0.3), "entropy needs rule entropy, not static"),
-        (lambda: refused(rule="entropy", steps=2), "steps needs rule static or .* or random, not entropy"),
-        (lambda: refused(rule="factor", factor=-1.0), "factor must be at least 0, not -1.0"),
-        (lambda: refused(spec=TokenSpec(alignment="own")), "the checkpoint's token spec has none"),
-        (lambda: refused(network=StubCausal()), "networks of visibility 'block', but this one's is 'causal'"),
-        (
-            lambda: decode.BlockDenoising().bind(StubCausal(), SIZE, SPEC),
-            "networks of visibility 'block', but this one's is 'causal'",
-        ),
-        (
-            lambda: decode.BlockDenoising().bind(StubDenoiser(), SIZE, SPEC),
-            "networks of visibility 'block', but this one's is 'full'",
-        ),
-        (
-            lambda: refused(spec=dataclasses.replace(SPEC, alignment="next"), prompts=((1,), ())),
-            "row 1 does not begin with a given token, and logits of alignment 'next'",
-        ),
-        (lambda: refused(prompts=((1, 10),)), "row 0 gives the mask token 10 at position 1"),
-        (lambda: ReleasedDenoising(program="mood"), "program must be one of generate, .*, not 'mood'"),
-        (lambda: ReleasedDenoising(rule="random"), "rule must be one of static, .*entropy, not 'random'"),
-        (lambda: ReleasedDenoising(log_probs=True), "ReleasedDenoising keeps no log-probabilities"),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def refused(
-    network: Any = STUB, spec: TokenSpec = SPEC, prompts: Any = ((1,),), rule: str = "static", **knobs: Any
-) -> Any:
-    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule)
-    return decode.run(decoder, None, tiny_request(2, prompts=prompts), decoder.Knobs(**knobs))
 
 
 # What released programs do otherwise

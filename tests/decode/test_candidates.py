@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from plain_baselines import draft_of
 from results import listed
 from stubs import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
@@ -186,9 +187,7 @@ def computed(name, *, alone=None):
     return result, sorted(size for size in ran if isinstance(size, int))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "released" else name for name in SPARING]
-)
+@over(SPARING, ("released",))
 def test_a_call_computes_what_is_there(name, monkeypatch):
     """A row by itself pays for the positions that its calls computed, and the largest shape writes the same."""
     kind, _, smallest = SPARING[name]

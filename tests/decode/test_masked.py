@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 from chi_square import excess
 from results import listed
-from stubs import JointDenoiser, StubDenoiser, SumDenoiser
+from stubs import JointDenoiser, StubDenoiser, SumDenoiser, tiny_denoiser
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine import drive
 from paradec_jax.decode.masked.masked import SCORES
 from paradec_jax.decode.rules import partition
+from paradec_jax.families import parameter_shapes
 
 DRAWS = 100_000
 WEIGHTS = tuple(np.random.default_rng(3).gamma(0.5, size=27).tolist())
@@ -270,11 +272,7 @@ def test_many_steps_lose_no_rare_token():
 
 
 def canvas_of(state, info):
-    """Records the tokens of the canvas."""
     return state.rows.tokens
-
-
-# Orders by score
 
 
 @pytest.mark.parametrize(
@@ -300,10 +298,6 @@ def test_scores_are_taken_from_the_distribution_of_the_paper(order, options, sco
     tokens = result.tokens[:, 0].tolist()
     want = [score[token] if isinstance(score, dict) else score for token in tokens]
     np.testing.assert_allclose(info.scores[0, :, 0], want, atol=2e-6)
-    with pytest.raises(
-        ValueError, match="confidence needs order confidence or margin or entropy, not random"
-    ):
-        decode.Masked(confidence="raw")
 
 
 # What the samplers share
@@ -339,3 +333,39 @@ def test_what_is_drawn_at_a_position_does_not_depend_on_the_chunk():
         for chunk, bounded in ((1, False), (64, False), (5, True))
     ]
     assert all(result == results[0] for result in results[1:])
+
+
+READ: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedDenoiser(StubDenoiser):
+    """Tells how many positions of a row its output matrix meets in each call of it."""
+
+    def logits(self, params, hidden):
+        jax.debug.callback(lambda: READ.append(hidden.shape[1]))
+        return super().logits(params, hidden)
+
+
+@pytest.mark.parametrize("order", ["random", "confidence"])
+def test_the_output_matrix_meets_what_may_be_revealed_a_few_positions_at_a_time(order):
+    """Of the fullest row what it reveals, or what is masked where the surest are looked for."""
+    network = CountedDenoiser(max_length=64)
+    decoder = decode.Masked(network, 40, TokenSpec(mask=network.mask, alignment="own"), chunk=3, order=order)
+    request = decode.make_request(np.zeros((4, 0)), max_new_tokens=[40, 10, 25, 1], seed=5)
+    READ.clear()
+    _, infos = decode.trace(decoder, None, request, decoder.Knobs(steps=16), n=20)
+    jax.effects_barrier()
+    shown = np.asarray(infos.where).sum(axis=2)
+    met = shown if order == "random" else np.cumsum(shown[::-1], axis=0)[::-1]
+    chunks = int(np.ceil(met.max(axis=1) / 3).sum())
+    assert [3] * chunks == READ and chunks > 10
+
+
+def test_logits_never_lie_in_memory_whole():
+    network = tiny_denoiser(vocab_size=97)
+    decoder = decode.Masked(network, 40, TokenSpec(mask=96, alignment="own"), chunk=3)
+    request, knobs = decode.make_request(np.zeros((2, 0)), max_new_tokens=40), decoder.knobs(None)
+    params = parameter_shapes(network.config)
+    text = drive.compiled_run.lower(decoder, params, request, knobs, np.int32(40)).as_text()
+    assert "x3x97xf32" in text and "x40x97x" not in text

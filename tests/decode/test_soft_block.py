@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soft_canvas
 from results import listed
+from soft_canvas import check_differences
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
@@ -48,17 +49,11 @@ def seen(state: Any, info: Any) -> Any:
     return value * (1 + 0.1 * state.step[0]), (state.rows.tokens, info.where, state.offsets)
 
 
-def arguments() -> dict[str, Any]:
-    """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
-    params = tiny_blocks_params(1, 2.0, **WIDE)
-    return {
-        "knobs": {k: jnp.asarray(v, jnp.float64) for k, v in KNOBS.items()},
-        "params": params,
-        "vectors": params["embedding"][jnp.asarray([TEXT])] + 0.1,
-    }
+def arguments(shift: float = 0.1) -> dict[str, Any]:
+    return soft_canvas.arguments(tiny_blocks_params(1, 2.0, **WIDE), KNOBS, TEXT, shift)
 
 
-def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
+def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
     """Arguments -> a scalar of all steps, and what happened in them."""
     spec = dataclasses.replace(SPEC, alignment=alignment)
     decoder = kind(tiny_blocks(**WIDE), len(TEXT) + NEW, spec, relaxation=relaxation, fuse_prompt=False)
@@ -67,53 +62,18 @@ def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own"
     def value(at: dict[str, Any]) -> Any:
         soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
         given = (at["params"], soft, decoder.Knobs(**at["knobs"]))
-        if remat:
-            _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
-        else:
-            _, (values, events) = decode.trace(decoder.differentiable(), *given, n=STEPS, record=seen)
+        _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
         return jnp.sum(values), events
 
     return value
 
 
 @functools.cache
-def graded(relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
-    """Value, events and gradient at `arguments()`."""
+def graded(relaxation: str, alignment: str = "own") -> Any:
     with jax.enable_x64(True):
-        function = loss(decode.SoftBlock, relaxation, remat, alignment)
+        function = loss(decode.SoftBlock, relaxation, alignment)
         (value, events), gradient = jax.jit(jax.value_and_grad(function, has_aux=True))(arguments())
         return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
-
-
-def directions(at: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One direction for each number among the knobs, each group of parameters, the vectors of each given token."""
-    zero = jax.tree.map(jnp.zeros_like, at)
-    for name, value in at["knobs"].items():
-        for i in range(value.size):
-            one = jnp.zeros(value.size).at[i].set(1.0).reshape(value.shape)
-            yield f"{name} {i}", zero | {"knobs": zero["knobs"] | {name: one}}
-    for name in ("embedding", "head", "layer_0"):
-        some = jax.tree.map(
-            lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), at["params"]
-        )
-        yield name, zero | {"params": zero["params"] | {name: some[name]}}
-    for i, given in enumerate(GIVEN):
-        if given:
-            wave = jnp.cos(jnp.arange(8.0))
-            yield f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(wave)}
-
-
-def check_differences(function: Any, at: Any, gradient: Any, events: Any, h: float = 1e-6) -> None:
-    """Compares a gradient with central differences of a compiled function, at which no token may change."""
-    for name, direction in directions(at):
-        sides = [function(jax.tree.map(lambda x, d, s=s: x + s * h * d, at, direction)) for s in (1, -1)]
-        for _, (tokens, where, _) in sides:
-            np.testing.assert_array_equal(tokens, events[0], err_msg=name)
-            np.testing.assert_array_equal(where, events[1], err_msg=name)
-        difference = float(sides[0][0] - sides[1][0]) / (2 * h)
-        products = jax.tree.map(lambda g, d: float(np.sum(g * np.asarray(d))), gradient, direction)
-        assert abs(difference) > 1e-3, f"{name} does nothing"
-        assert sum(jax.tree.leaves(products)) == pytest.approx(difference, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
@@ -122,7 +82,7 @@ def test_soft_gradients_are_finite_differences(alignment):
     assert not gradient["vectors"][0, 1].any(), "nothing reads what stands at a hole"
     with jax.enable_x64(True):
         plain = jax.jit(loss(decode.SoftBlock, "soft", alignment=alignment))
-        check_differences(plain, arguments(), gradient, events)
+        check_differences(plain, arguments(), GIVEN, gradient, events[:2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +99,7 @@ class Constant(decode.SoftBlock):
 def test_straight_through_gradients_are_those_of_the_surrogate():
     """Of the decoder that reads `v + c`, with the constants c = E[x] - v of this very run."""
     with jax.enable_x64(True):
-        at = arguments()
-        at["vectors"] = at["params"]["embedding"][jnp.asarray([TEXT])]
+        at = arguments(shift=0.0)
         straight = jax.jit(jax.value_and_grad(loss(decode.SoftBlock, "straight_through"), has_aux=True))
         (value, events), gradient = straight(at)
         plain = jax.jit(loss(Constant, "soft"))
@@ -153,7 +112,7 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
         at["params"] = at["params"] | {"constants": constants}
         gradient["params"]["constants"] = np.zeros(constants.shape)
         assert float(plain(at)[0]) == pytest.approx(float(value), rel=1e-9)
-        check_differences(plain, at, gradient, events)
+        check_differences(plain, at, GIVEN, gradient, events[:2])
 
 
 # Beside the discrete decoder
@@ -219,9 +178,6 @@ def test_cold_gates_and_tokens_are_hard():
     assert np.abs(warm.hidden[hard.reads] - hard.hidden[hard.reads]).max() > 0.1
 
 
-# Thresholds by step
-
-
 def test_each_step_has_its_threshold():
     """The last one holds for all later steps; a schedule of one value is that value."""
     knobs = rules.DenoisingKnobs(threshold=np.array([0.9, 0.5, 0.1], np.float32))
@@ -234,32 +190,3 @@ def test_each_step_has_its_threshold():
     later = info.where[info.reads & (info.step == 1)]
     begun = info.where[info.reads & (info.step == 0)]
     assert (begun.sum(axis=-1) <= 1).all() and not (info.reads & (info.step > 1)).any() and len(later) > 3
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: decode.SoftBlock(relaxation="mood"), "relaxation must be one of straight_through, soft"),
-        (lambda: decode.SoftBlock(rule="static"), "rule must be one of dynamic, threshold, not 'static'"),
-        (lambda: decode.SoftBlock.Knobs(token_temperature=0.0).check(), "token_temperature must be above 0"),
-        (lambda: decode.SoftBlock.Knobs(gate_temperature=-1.0).check(), "gate_temperature must be above 0"),
-        (
-            lambda: compared(decode.BlockDenoising, "own", {"threshold": np.zeros((2, 2))}),
-            r"threshold must be a number or a schedule \[K\]",
-        ),
-        (
-            lambda: compared(decode.SoftBlock, "own", {"threshold": (0.5, -1.0)}),
-            "threshold must be at least 0",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_recorded_numbers_are_refused():
-    decoder = decode.SoftBlock(tiny_blocks(), 24, TokenSpec(mask=31, alignment="own"))
-    request = dataclasses.replace(tiny_request(3), recorded=decode.RecordedDraws(jnp.zeros(24)))
-    with pytest.raises(ValueError, match=r"SoftBlock draws by its keys, so recorded\.uniforms must be None"):
-        decode.run(decoder, tiny_blocks_params(), request)

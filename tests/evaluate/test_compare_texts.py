@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
-from stubs import StubCausal, StubDenoiser
+from stub_table import ALPHABET, LETTERED, PRESETS, SPECS
+from stubs import StubCausal
 
 import paradec_jax as pd
-from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate import judge as judging
 from paradec_jax.evaluate.cases import Source
@@ -19,13 +19,6 @@ from paradec_jax.evaluate.text_measures import reverse_perplexity, variety
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
-ALPHABET = " abcdefghi"  # ten characters, and the mask
-STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}
-SPECS = {  # stop tokens, which end no text here
-    "masked_diffusion": TokenSpec(mask=10, alignment="own", stop=(2, 4)),
-    "causal": TokenSpec(bos=10, pad=10, stop=(2, 4)),
-}
-PRESETS = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}
 REAL = "abc def ghi " * 9
 LENGTH, SAMPLES = 8, 6
 SETTINGS = tuple(
@@ -38,7 +31,7 @@ RIVAL = FAMILIES["masked_diffusion"].texts.rival
 def model_of(family, characters=ALPHABET):
     config = dataclasses.replace(FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16)
     model = Model(config, {}, SPECS[family], character_tokenizer(characters))
-    model.__dict__["network"] = STUBS[family]
+    model.__dict__["network"] = LETTERED[family]
     return model
 
 
@@ -74,7 +67,7 @@ class TestDrawing:
             assert row["seconds_per_sample"] > 0 and row["compile_seconds"] >= 0
         assert (few["network_calls"], each["network_calls"]) == (1, LENGTH)
         assert 1 < some["network_calls"] <= LENGTH
-        assert greedy == [STUBS["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
+        assert greedy == [LETTERED["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
         assert len(set(map(tuple, many))) > 1 and len(once) == len(rival)
 
     @pytest.mark.parametrize("place", [1, 3])

@@ -8,9 +8,11 @@ from typing import Any
 
 from plain_baselines import Count
 from plain_jacobi import jacobi_count
+from plain_recurrent import wavefront_count
 from stubs import Spoilt, StubCausal, StubDenoiser, StubNetwork
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode import Wavefront
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
@@ -92,7 +94,6 @@ class Row:
         return self.kind.Knobs(**{**self.knobs, **changes})
 
     def expected(self, prompt: Sequence[int], count: int, recurrence: int | None = None) -> list[int]:
-        """The tokens that follow a prompt."""
         stub = self.network()
         if self.net is StubDenoiser:
             return stub.expected([*prompt, *[None] * count])[len(prompt) :]
@@ -128,9 +129,26 @@ def released_row(kind: type, most: Callable[[int], int], **options: Any) -> Row:
     )
 
 
-def waves_end(recurrences: int, inner: int = 2) -> Callable[[int], int]:
-    """Calls within which a wavefront ends whose positions do so many recurrences at most, `inner` a call."""
-    return lambda new: 1 + (new - 1) * math.ceil(recurrences / inner)
+def wave_row(
+    kind: type = Wavefront,
+    knobs: Any = None,
+    most: int = 64,
+    *,
+    counted: bool = False,
+    stub: Any = None,
+    recurrence: int | None = 4,
+    **options: Any,
+) -> Row:
+    """A row of a wavefront with two recurrences a call, whose positions do `most` recurrences at most."""
+    return Row(
+        kind,
+        {"inner_recurrence": 2, **options},
+        knobs or {},
+        stub or {},
+        recurrence=recurrence,
+        count=functools.partial(wavefront_count, 2) if counted else None,
+        most=lambda new: 1 + (new - 1) * math.ceil(most / 2),
+    )
 
 
 def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:
@@ -143,3 +161,8 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
     """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
     knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
+
+
+def whole_batch_row(kind: type, calls: int, **options: Any) -> Row:
+    """A row of a released sampler of canvases that calls its network for a whole batch, so often at most."""
+    return dataclasses.replace(masked_row(kind, None, {}, **options), batch_wide=True, most=lambda new: calls)

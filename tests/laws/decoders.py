@@ -15,7 +15,6 @@ import house_decoders as house
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from decoder_rows import (
     BUDGET,
     REPEATING,
@@ -27,8 +26,10 @@ from decoder_rows import (
     jacobi_row,
     masked_row,
     released_row,
-    waves_end,
+    wave_row,
+    whole_batch_row,
 )
+from marks import over
 from plain_baselines import lookahead_count, prompt_lookup_count
 from plain_canvas import (
     dual_cache_count,
@@ -42,7 +43,6 @@ from plain_recurrent import (
     second_check_count,
     speculative_count,
     static_count,
-    wavefront_count,
 )
 from stubs import StubCausal, tiny_causal, tiny_network, tiny_request
 
@@ -83,44 +83,22 @@ ROWS = {
         count=functools.partial(speculative_count, 1, 1),
         most=lambda new: 1 + 2 * (new - 1),
     ),
-    "wavefront": Row(
-        decode.Wavefront,
-        {"window": 4, "inner_recurrence": 2, "log_probs": True},
-        count=functools.partial(wavefront_count, 2),
-        most=waves_end(64),
-    ),
-    "wavefront-buckets": Row(
-        decode.Wavefront,
-        {"window": 6, "inner_recurrence": 2, "buckets": (1, 3)},
-        count=functools.partial(wavefront_count, 2),
-        most=waves_end(64),
-    ),
-    "wavefront-bursts": Row(  # positions after a slow one settle while they wait, and are committed together
-        decode.Wavefront,
-        {"window": 6, "inner_recurrence": 2},
-        stub={"needed": (5, 1, 1, 1), "errs": False},
-        most=waves_end(64),
-    ),
-    "wavefront-headway": Row(
-        decode.Wavefront,
-        {"window": 5, "inner_recurrence": 2, "headway": 2, "noise_mixing": "sqrt"},
-        {"max_recurrence": 8, "noise": 0.1},
+    "wavefront": wave_row(counted=True, window=4, log_probs=True),
+    "wavefront-buckets": wave_row(counted=True, window=6, buckets=(1, 3)),
+    # Positions after a slow one settle while they wait, and are committed together.
+    "wavefront-bursts": wave_row(stub={"needed": (5, 1, 1, 1), "errs": False}, window=6),
+    "wavefront-headway": wave_row(
+        knobs={"max_recurrence": 8, "noise": 0.1},
+        most=8,
         recurrence=None,
-        most=waves_end(8),
+        window=5,
+        headway=2,
+        noise_mixing="sqrt",
     ),
-    "wavefront-restart": Row(
-        decode.Wavefront,
-        {"window": 5, "inner_recurrence": 2, "headway": 3, "warm_start": False},
-        stub={"needed": (2, 1)},
-        recurrence=None,
-        most=waves_end(64),
+    "wavefront-restart": wave_row(
+        stub={"needed": (2, 1)}, recurrence=None, window=5, headway=3, warm_start=False
     ),
-    "wavefront-straight-through": Row(
-        decode.SoftWavefront,
-        {"window": 4, "inner_recurrence": 2, "log_probs": True},
-        count=functools.partial(wavefront_count, 2),
-        most=waves_end(64),
-    ),
+    "wavefront-straight-through": wave_row(decode.SoftWavefront, counted=True, window=4, log_probs=True),
     "prompt-lookup": causal_row(decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3),
     "lookahead": causal_row(
         decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
@@ -180,19 +158,13 @@ ROWS = {
         ),
         most=lambda new: 5 + 1,
     ),
-    "released-masked-cached": dataclasses.replace(
-        masked_row(replicas.ReleasedMasked, None, {}, steps=6), batch_wide=True, most=lambda new: 6 + 1
+    "released-masked-cached": whole_batch_row(replicas.ReleasedMasked, 6 + 1, steps=6),
+    "released-masked-sdtt": whole_batch_row(
+        replicas.ReleasedMasked, 4 + 1, program="sdtt", sampler="analytic", steps=4
     ),
-    "released-masked-sdtt": dataclasses.replace(
-        masked_row(replicas.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
-        batch_wide=True,
-        most=lambda new: 4 + 1,
-    ),
-    "released-strided": dataclasses.replace(
-        masked_row(replicas.ReleasedStrided, None, {}, steps=2, width=10, stride=5),
-        batch_wide=True,
-        most=lambda new: 2 * (2 + 2),  # two windows
-    ),
+    "released-strided": whole_batch_row(
+        replicas.ReleasedStrided, 2 * (2 + 2), steps=2, width=10, stride=5
+    ),  # two windows
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
     "any-order-shifted": dataclasses.replace(
@@ -218,12 +190,6 @@ SELDOM = (
     "prompt-lookup",
     "dual-cache",
 )
-
-
-def over(rows: Any, slow: tuple[str, ...] = ()) -> Any:
-    """A test of each of these rows, some of them slow."""
-    names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in rows]
-    return pytest.mark.parametrize("name", names)
 
 
 EVERY = over(ROWS, (*REPLICAS, *LONG))
@@ -255,12 +221,10 @@ CAUSAL = {
 
 
 def tiny(kind: type, cache: str, **options: Any) -> Any:
-    """A decoder of the small recurrent model."""
     return kind(tiny_network(cache), SIZE, **options)
 
 
 def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
-    """A decoder of the small causal model."""
     return kind(tiny_causal(), size, log_probs=True, **options)
 
 

@@ -43,9 +43,6 @@ class Revealed:
     where: Bool[Array, "B W"]
 
 
-# An any-order revealer
-
-
 @dataclasses.dataclass(frozen=True)
 class AnyOrder(DecoderBase):
     """Reads the whole canvas in every call and reveals its surest positions, at least one of each row."""
@@ -61,7 +58,6 @@ class AnyOrder(DecoderBase):
         return Canvas.of(self.begin(request, 0), self.spec.mask)
 
     def step(self, params: Any, state: Canvas, knobs: RevealKnobs) -> tuple[Canvas, Revealed]:
-        """One call on the canvas."""
         start = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(start, self.size)
         out = self.network.forward(params, tokens, positions, None, mask)
@@ -74,9 +70,6 @@ class AnyOrder(DecoderBase):
         where = reveal.threshold(scores, open_, knobs.threshold)
         state = state.reveal(tokens, where, start, self.scores(logits, tokens))
         return state, Revealed(start, scores, where)
-
-
-# A decoder that sees its cache through a mask
 
 
 @jax.tree_util.register_dataclass

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoder_rows import BUDGET, REPEATING, SIZE
-from decoders import CAUSAL, REAL, ROWS, causal, over, tiny
-from results import listed, rows_of, take
+from decoders import CAUSAL, REAL, ROWS, causal, tiny
+from marks import over, slow
+from results import listed, rows_of
 from stubs import (
     PROMPTS,
     StubCausal,
     StubNetwork,
     tiny_blocks,
     tiny_blocks_params,
+    tiny_causal,
     tiny_causal_params,
     tiny_head,
     tiny_head_params,
@@ -27,13 +29,12 @@ from stubs import (
 )
 
 from paradec_jax import decode
-from paradec_jax.config import TokenSpec
+from paradec_jax.config import RopeScaling, TokenSpec
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 
 
 @functools.cache
 def static(cache: str, temperature: float = 0.0) -> decode.Decoded:
-    """Static decoding of the small model."""
     decoder = tiny(decode.Static, cache, log_probs=True)
     knobs = decoder.Knobs(temperature=temperature)
     return decode.run(decoder, tiny_params(), tiny_request(BUDGET), knobs)
@@ -85,7 +86,7 @@ def test_log_probabilities_are_those_of_a_forward_pass():
     ("kind", "options"),
     [
         (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
-        pytest.param(decode.Jacobi, {"block": 3}, marks=pytest.mark.slow),
+        slow(decode.Jacobi, {"block": 3}),
     ],
 )
 def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
@@ -157,7 +158,7 @@ def test_prompts_may_be_read_at_a_recurrence_of_their_own():
         assert result.counts["recurrences"].tolist() == expected.counts["recurrences"].tolist()
 
 
-@pytest.mark.parametrize("running", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("running", [False, slow(True)])
 def test_jacobi_decoding_at_a_depth_is_static_decoding_at_that_depth(running):
     """The prompt and the first draft are read once, and each call after that four times, whatever the network's r."""
     request, depths = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 1}
@@ -181,7 +182,7 @@ def test_speculation_may_read_prompts_at_a_recurrence_of_their_own():
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.0, slow(1.0)])
 def test_a_wave_without_warm_starts_is_static_decoding(temperature):
     """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
     recurrence = tiny_network().recurrence
@@ -194,7 +195,7 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
     assert (waved.network_calls <= static("shared", temperature).network_calls).all()
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
@@ -219,24 +220,39 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
+@pytest.mark.parametrize("name", ["prompt-lookup", "jacobi", slow("lookahead"), slow("jacobi-blocks")])
+def test_drafts_under_sliding_windows_are_static_decoding(name):
+    """A layer that sees 6 positions below one that sees all, with positions scaled by their number."""
+    kind, options = CAUSAL[name]
+    scaling = RopeScaling(kind="dynamic", factor=4.0, original=8)
+    network = tiny_causal(sliding_window=6, sliding_layers=(True, False), rope_scaling=scaling)
+    params, request = tiny_causal_params(), tiny_request(30)
+    for knobs in (kind.Knobs(), kind.Knobs(temperature=1.0)):
+        static = decode.run(decode.AutoRegressive(network, 45), params, request, knobs)
+        drafted = decode.run(kind(network, 45, **options), params, request, knobs)
+        assert drafted.completions() == static.completions()
+        plain = decode.run(decode.AutoRegressive(tiny_causal(), 45), params, request, knobs)
+        assert plain.completions() != static.completions()
+
+
 @over(REAL, ("adaptive", "speculative", "static"))
 def test_rows_of_a_model_are_independent(name):
     kind, cache, options, knobs = REAL[name]
     request = tiny_request((BUDGET, 3, 6))
     knobs = kind.Knobs(temperature=1.0, **knobs)
     together = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
-    row, padded = 2, take(request, 2)
+    row, padded = 2, request.take([2])
     padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
     alone = decode.run(kind(tiny_network(cache), SIZE + 4, **options), tiny_params(), padded, knobs)
     assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
 
 
-@pytest.mark.parametrize("name", ["lookahead", pytest.param("jacobi-blocks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["lookahead", slow("jacobi-blocks")])
 def test_rows_of_a_causal_model_are_independent(name):
     kind, options = CAUSAL[name]
     request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
     together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
-    padded = take(request, 2)
+    padded = request.take([2])
     padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
     decoder = causal(kind, SIZE + 4, **options)
     alone = rows_of(decode.run(decoder, tiny_causal_params(), padded, knobs), 0, columns=SIZE)

@@ -13,7 +13,6 @@ from stubs import StubNetwork, tiny_network, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from paradec_jax import decode
-from paradec_jax.decode.machine.knobs import as_arrays
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefrontState, SoftWaveInfo
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.by_age import at_age
@@ -247,9 +246,6 @@ def test_a_committed_position_has_left_once(gate):
             assert stayed[row, done].sum() < 0.95 * steps[row, done].sum()
 
 
-# Schedules
-
-
 def test_a_schedule_of_one_value_is_that_value():
     schedules = tuple((name, (value,) * 3) for name, value in LIVELY.items())
     check_same_tokens(traced(decode.Wavefront, (), schedules), traced(decode.Wavefront))
@@ -270,31 +266,3 @@ def test_a_schedule_commits_at_its_age_and_compiles_once():
         with nothing_is_traced(decode.Wavefront) if age else contextlib.nullcontext():
             result = decode.run(decoder, None, request, decoder.Knobs(exit_threshold=thresholds))
         assert (np.asarray(result.network_calls) == 1 + age + BUDGET - 1).all()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: decode.SoftWavefront(relaxation="mood"), "relaxation must be one of straight_through, soft"),
-        (lambda: decode.SoftWavefront(relaxation="soft"), "needs greedy=True"),
-        (
-            lambda: as_arrays(decode.Wavefront.Knobs(momentum=np.zeros((2, 2)))),
-            r"momentum must be a number or",
-        ),
-        (
-            lambda: as_arrays(decode.Wavefront.Knobs(noise=np.zeros(0))),
-            r"noise must be .* not of shape \(0,\)",
-        ),
-        (
-            lambda: decode.SoftWavefront.Knobs(gate_temperature=0.0).check(),
-            "gate_temperature must be above 0",
-        ),
-        (
-            lambda: decode.SoftWavefront.Knobs(candidate_temperature=-1.0).check(),
-            "candidate_temperature must be above 0",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -5,16 +5,14 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
 from decoder_rows import BUDGET
 from decoders import ROWS
 from house_decoders import AnyOrder, DualCache, RevealKnobs
 from results import listed, rows_of
+from small_tokenizers import letters
 from stubs import (
     PROMPTS,
-    StubCausal,
     StubDenoiser,
-    tiny_denoiser,
     tiny_request,
 )
 
@@ -23,7 +21,6 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.rows import Reason
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.stop_strings import StopStrings
-from paradec_jax.tokenizer import Tokenizer
 
 STUB = StubDenoiser(sharpness=12.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
@@ -88,26 +85,6 @@ def test_wrong_eyes_are_noticed():
         assert (got != want).all()
 
 
-def test_what_a_canvas_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="decodes networks of visibility 'full', but this one's is 'causal'"):
-        AnyOrder().bind(StubCausal(), SIZE, SPEC)
-    with pytest.raises(
-        ValueError, match="DualCache needs a network with a cache, which DenoiserNetwork has not"
-    ):
-        DualCache().bind(tiny_denoiser(), SIZE, SPEC)
-    with pytest.raises(ValueError, match="decodes networks of alignment 'own', but this one's is 'next'"):
-        DualCache().bind(STUB, SIZE, dataclasses.replace(SPEC, alignment="next"))
-    with pytest.raises(ValueError, match="mask token, but the checkpoint's token spec has none"):
-        decode.run(AnyOrder(STUB, SIZE, TokenSpec(alignment="own")), None, infilling())
-    appends = decode.AutoRegressive(StubCausal(), SIZE)
-    with pytest.raises(ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"):
-        decode.run(appends, None, infilling())
-    with pytest.raises(ValueError, match="continues a prompt, so every row needs at least one token"):
-        decode.run(appends, None, decode.make_request([[1], []], max_new_tokens=2))
-    with pytest.raises(ValueError, match="max_new_tokens must be at least 1"):
-        decode.make_request([[1, 2]], max_new_tokens=0)
-
-
 def test_a_canvas_reveals_what_is_open_alone():
     rows = CANVASES[0].begin(infilling(), 0)
     canvas = Canvas.of(rows, SPEC.mask)
@@ -138,19 +115,10 @@ def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
     assert (np.asarray(blocks.network_calls) < SIZE - 5).all()
 
 
-def letters() -> Tokenizer:
-    """Token i is the i-th letter."""
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({c: i for i, c in enumerate("abcdefghijk")}, "a")
-    )
-    backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer(backend)
-
-
 @pytest.mark.parametrize("name", ["any-order", "dual-cache", "jacobi"])
 def test_stop_strings_end_rows(name):
     """The row ends where its committed text holds the string, whatever is revealed after it."""
-    row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters()
+    row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters(*"abcdefghijk")
     decoder = row.decoder()
     free = [tokenizer.decode(row.expected(prompt, BUDGET)) for prompt in PROMPTS]
     watch = StopStrings(tokenizer, decoder.spec, (free[0][3:5],), [()] * len(PROMPTS))

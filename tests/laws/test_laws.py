@@ -26,7 +26,7 @@ from decoders import (
     traced,
     without_keys,
 )
-from results import listed, rows_of, take
+from results import listed, rows_of
 from stubs import PROMPTS, tiny_request
 from stubs.tiny import NEVER
 from tracing import nothing_is_traced
@@ -81,7 +81,6 @@ def test_a_rollout_is_a_trace(name):
 
 
 def both(state, info):
-    """Records rows and info."""
     return state.rows, info
 
 
@@ -92,7 +91,7 @@ def test_a_stream_is_a_run(name):
     decoder, knobs = row.decoder(), row.values(temperature=3.0)
     request, params = tiny_request(NEWS, stop=(0,)), decoder.prepare(row.params)
     states, lengths, drafts = [], [], set()
-    for state, info in decode.stream(decoder, params, take(request, 0, 1), knobs, every=2):
+    for state, info in decode.stream(decoder, params, request.take([0, 1]), knobs, every=2):
         assert (info is None) == (not states or jax.tree.leaves(info) == [])
         drafts.add(decoder.drafts(state).shape)
         states.append(listed(decoder.finish(state)))
@@ -121,7 +120,7 @@ def test_rows_are_independent(name):
     row = ROWS[name]
     knobs, request = row.values(temperature=3.0), tiny_request(NEWS, stop=(0,))
     together = decode.run(row.decoder(), row.params, request, knobs)
-    swapped = decode.run(row.decoder(), row.params, take(request, 2, 0, 1), knobs)
+    swapped = decode.run(row.decoder(), row.params, request.take([2, 0, 1]), knobs)
     assert rows_of(swapped, 1, 2, 0) == listed(together)
     for i, (result, _) in enumerate(alone(name)):
         found = rows_of(result, 0, columns=together.tokens.shape[1])

@@ -10,6 +10,8 @@ import pytest
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
+from marks import over
+from objectives import OBJECTIVES
 from stubs import (
     StubCausal,
     StubDenoiser,
@@ -27,7 +29,7 @@ from stubs import (
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.families import parameter_shapes
 from paradec_jax.losses import (
     block_diffusion_loss,
     masked_diffusion_loss,
@@ -40,7 +42,8 @@ from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
 SIZE = 16
-OWN = TokenSpec(mask=tiny_denoiser().vocab_size - 1, alignment="own")
+OWN, NEXT = (TokenSpec(mask=tiny_denoiser().vocab_size - 1, alignment=name) for name in ("own", "next"))
+HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 
 
 def lowers(function, *arguments) -> None:
@@ -48,6 +51,14 @@ def lowers(function, *arguments) -> None:
     exported = export.export(function, platforms=PLATFORMS)(*arguments)
     assert exported.platforms == PLATFORMS
     assert len(exported.mlir_module_serialized) > 0
+
+
+def run_of(decoder):
+    return jax.jit(
+        lambda params, request, knobs: drive.compiled_run(
+            decoder, params, request, knobs, np.int32(drive.UNBOUNDED)
+        )
+    )
 
 
 def shapes_of(dtype: str):
@@ -59,27 +70,23 @@ def test_decoder(name):
     row = ROWS[name]
     network = row.network()
     if row.net is StubCausal:
-        network = tiny_causal(dtype="bfloat16", param_dtype="bfloat16")
+        network = tiny_causal(**HALF)
     elif row.net is StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
-        network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
+        network = tiny_network(cache, **HALF)
     elif row.kind.visibilities == ("block",):
-        network = tiny_blocks(dtype="bfloat16", param_dtype="bfloat16")
+        network = tiny_blocks(**HALF)
     elif not row.kind.needs_cache:
-        network = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
+        network = tiny_denoiser(**HALF)
     decoder = row.decoder(network, SIZE)
     params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
     if isinstance(row.params, dict):
         params = {**row.params, "network": params}
         if row.kind.visibilities == ("block",):
-            decoder = dataclasses.replace(decoder, head=tiny_head(dtype="bfloat16", param_dtype="bfloat16"))
+            decoder = dataclasses.replace(decoder, head=tiny_head(**HALF))
             params["head"] = parameter_shapes(decoder.head.config)
 
-    @jax.jit
-    def run(params, request, knobs):
-        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
-
-    lowers(run, params, tiny_request(4), decoder.knobs(row.values()))
+    lowers(run_of(decoder), params, tiny_request(4), decoder.knobs(row.values()))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -113,7 +120,6 @@ def test_gradient_of_a_soft_sampler():
 
 
 def hidden_of(state, info):
-    """Records the head inputs of a call."""
     return info.hidden
 
 
@@ -123,15 +129,11 @@ def hidden_of(state, info):
 @pytest.mark.parametrize("platform", ["cpu", *PLATFORMS])
 def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has such a product."""
-    network = tiny_causal(dtype="bfloat16", param_dtype="bfloat16")
+    network = tiny_causal(**HALF)
     decoder, request = decode.AutoRegressive(network, SIZE), tiny_request(4, prompts=[[3, 1, 4]])
     params = jax.eval_shape(decoder.prepare, parameter_shapes(network.config))
 
-    @jax.jit
-    def run(params, request, knobs):
-        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
-
-    program = export.export(run, platforms=(platform,))(params, request, decoder.knobs(None))
+    program = export.export(run_of(decoder), platforms=(platform,))(params, request, decoder.knobs(None))
     products = re.findall(r"dot_general .*: \(tensor<(\d+)x16xbf16>", program.mlir_module())
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 
@@ -182,9 +184,7 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
     assert copies(params), "unprepared parameters are laid out anew, so this test can see it"
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode != "full" else mode for mode in CACHE_MODES]
-)
+@over(CACHE_MODES, {*CACHE_MODES} - {"full"}, "mode")
 def test_a_step_of_several_rows_copies_no_cache(mode):
     """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
     decoder, params = decode.Static(tiny_network(mode), SIZE, greedy=True), tiny_params()
@@ -204,9 +204,7 @@ CAUSAL_READERS = (decode.Jacobi, decode.AutoRegressive, decode.PromptLookup, dec
 READERS = (decode.Static, *CAUSAL_READERS, decode.Wavefront, decode.Adaptive)
 
 
-@pytest.mark.parametrize(
-    "kind", [*READERS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in READERS[2:])]
-)
+@over(READERS, READERS[2:], "kind")
 def test_a_prompt_is_scored_at_its_end_alone(kind):
     """No program that reads prompts of 13 tokens holds scores of 37 tokens at each of them."""
     network = (tiny_causal if kind in CAUSAL_READERS else tiny_network)(vocab_size=37)
@@ -217,36 +215,26 @@ def test_a_prompt_is_scored_at_its_end_alone(kind):
     assert found and not any("13" in shape.split("x") or shape == "26" for shape in found)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_train_step(accumulate):
-    network, optimizer = tiny_network(remat="iteration"), adamw(1e-3, 10)
-    objective = recurrent_loss(network, poisson_lognormal(4.0), 2)
-    step = make_train_step(objective, optimizer, ema_decay=0.99, accumulate=accumulate)
-    params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of("float32"))
-    state = TrainState.create(params, optimizer, jax.random.key(0), ema=True)
-    tokens = jnp.zeros((2, 6), jnp.int32)
-    batch = {"tokens": tokens, "targets": tokens, "weights": jnp.ones(tokens.shape)}
-    lowers(step.jitted, state, None, batch)
+def drawn_depths(network):
+    return recurrent_loss(network, poisson_lognormal(4.0), 2)
 
 
-@pytest.mark.parametrize("objective", [masked_diffusion_loss, self_distillation_loss])
-def test_train_step_of_a_denoiser(objective):
-    network, optimizer = tiny_denoiser(remat="layer"), adamw(1e-3, 10)
-    step = make_train_step(objective(network, OWN, chunk=4), optimizer, ema_decay=0.99)
+@pytest.mark.parametrize(
+    ("name", "remat", "accumulate", "loss"),
+    [
+        ("recurrent", "iteration", 1, drawn_depths),
+        ("recurrent", "iteration", 2, drawn_depths),
+        ("masked diffusion", "layer", 1, lambda network: masked_diffusion_loss(network, OWN, chunk=4)),
+        ("self-distillation", "layer", 1, lambda network: self_distillation_loss(network, OWN, chunk=4)),
+        ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, OWN, chunk=4)),
+        ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, NEXT, chunk=4)),
+    ],
+)
+def test_train_step(name, remat, accumulate, loss):
+    row, optimizer = OBJECTIVES[name], adamw(1e-3, 10)
+    network = row.network(remat=remat)
+    step = make_train_step(loss(network), optimizer, ema_decay=0.99, accumulate=accumulate)
     params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), parameter_shapes(network.config))
-    teacher = params if objective is self_distillation_loss else None
+    teacher = None if row.teacher() is None else params
     state = TrainState.create(params, optimizer, jax.random.key(0), ema=True, teacher=teacher)
-    lowers(step.jitted, state, None, {"tokens": jnp.zeros((2, 6), jnp.int32)})
-
-
-@pytest.mark.parametrize("alignment", ["own", "next"])
-def test_train_step_of_block_diffusion(alignment):
-    config = dataclasses.replace(PRESETS["test-sdar"], remat="layer")
-    spec = TokenSpec(mask=config.vocab_size - 1, alignment=alignment)
-    objective = block_diffusion_loss(network_of(config), spec, chunk=4)
-    step = make_train_step(objective, adamw(1e-3, 10), ema_decay=0.99)
-    params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), parameter_shapes(config))
-    state = TrainState.create(params, adamw(1e-3, 10), jax.random.key(0), ema=True)
-    numbers = jnp.zeros((2, 8), jnp.int32)
-    batch = {"tokens": numbers, "labelled": numbers == 0, "positions": numbers + jnp.arange(8)}
-    lowers(step.jitted, state, None, batch)
+    lowers(step.jitted, state, None, row.batch(1))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
-from results import listed, rows_of, take
+from marks import over
+from results import listed, rows_of
 from stubs import tiny_network, tiny_params
 from tracing import nothing_is_traced
 
@@ -36,16 +37,14 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
-)
+@over(ROWS, ROWS.keys() - QUICK)
 def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     row = ROWS[name]
     decoder, knobs, request = row.decoder(), row.values(temperature=3.0), prompts()
     params = decoder.prepare(row.params)
     served = decode.serve(decoder, params, request, knobs, rows=2, every=2)
     for i in range(0, COUNT, 3):
-        together = decode.run(decoder, row.params, take(request, i, i + 1, i + 2), knobs)
+        together = decode.run(decoder, row.params, request.take([i, i + 1, i + 2]), knobs)
         assert row.own(rows_of(served.decoded, i, i + 1, i + 2)) == row.own(listed(together))
     assert 0 < served.occupancy <= 1
 
@@ -67,7 +66,7 @@ def test_busy_rows_need_fewer_steps_than_fixed_batches():
     served = decode.serve(row.decoder(), None, request, row.values(), rows=4, every=1)
     fixed = 0
     for start in range(0, COUNT, 4):
-        some = take(request, *range(start, min(start + 4, COUNT)))
+        some = request.take([*range(start, min(start + 4, COUNT))])
         fixed += int(decode.run(row.decoder(), None, some, row.values()).network_calls.max()) - 1
     assert served.steps < fixed
     generated = int(served.decoded.generated.sum()) - COUNT  # the first token of each comes with its prompt
@@ -79,14 +78,3 @@ def test_groups_share_programs():
     decode.serve(row.decoder(), None, request, row.values(), rows=4, every=2)
     with nothing_is_traced(row.kind):
         decode.serve(row.decoder(), None, request, row.values(exit_threshold=0.5), rows=4, every=5)
-
-
-@pytest.mark.parametrize("options", [{"rows": 0}, {"every": 0}])
-def test_numbers_below_one(options):
-    with pytest.raises(ValueError, match="rows and every must be at least 1"):
-        decode.serve(ROWS["wavefront"].decoder(), None, prompts(), **options)
-
-
-def test_what_run_refuses():
-    with pytest.raises(ValueError, match="call bind"):
-        decode.serve(decode.AutoRegressive(), None, prompts())

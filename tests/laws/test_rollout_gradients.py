@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import tiny
+from marks import over
 from stubs import tiny_params, tiny_request
 
 from paradec_jax import decode
@@ -48,9 +49,7 @@ SOFT = {
 
 
 # Slow but for the wavefront, whose knobs are the most.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 0)) for i, name in enumerate(SOFT)]
-)
+@over(SOFT, SOFT.keys() - {"wavefront"})
 def test_gradients_are_finite_differences(name):
     (kind, options), names, at = SOFT[name]
     decoder, at = tiny(kind, "shared", **options), np.array(at, np.float32)

@@ -1,4 +1,4 @@
-"""Why a row ends: stop tokens, budgets, a bound on steps, a full buffer, the caller."""
+"""Why a row ends: stop tokens, budgets, a bound on steps, a full buffer, the caller; and that it ends at all."""
 
 import dataclasses
 from typing import Any
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
-from decoders import CUT, EACH_CLASS, ROWS, traced
-from results import take
-from stubs import PROMPTS, StubNetwork, tiny_request
+from decoders import CUT, EACH_CLASS, EVERY, ROWS, SAMPLED, traced
+from results import listed
+from stubs import PROMPTS, Spoilt, StubNetwork, tiny_request
 from stubs.tiny import NEVER
 
 from paradec_jax import decode
@@ -92,9 +92,53 @@ def test_the_caller_may_interrupt(name):
         enough = rows.counts["network_calls"] >= 1 if decoder.any_order else rows.generated >= least
         return np.asarray(enough) & [True, False]
 
-    request = take(tiny_request(BUDGET), 0, 1)
+    request = tiny_request(BUDGET).take([0, 1])
     params = decoder.prepare(row.params)
     *_, (last, _) = decode.stream(decoder, params, request, row.values(), interrupt=interrupt)
     result = decoder.finish(last)
     assert result.reasons.tolist() == [decode.Reason.CALLER, decode.Reason.BUDGET]
     assert least <= result.generated[0] < BUDGET and (result.generated[1:] >= BUDGET).all()
+
+
+# Scores that are no numbers, and temperatures near 0
+
+
+BROKEN = {
+    "NaN": Spoilt(shift=np.float32(np.nan), state=np.float32(np.nan)),
+    "inf": Spoilt(shift=np.float32(np.inf), state=np.float32(np.inf)),
+    "-inf": Spoilt(shift=np.float32(-np.inf), state=np.float32(-np.inf)),
+    "equal": Spoilt(scale=np.float32(0)),
+}
+COLD = (1e-7, 1e-8, 1e-9, 1e-12, 1e-20, 1e-30, 1e-36, 1e-38, 1e-40, 1e-45)
+LARGE = Spoilt(
+    scale=np.float32(4.7), shift=np.float32(7.3)
+)  # logits of some tens that no division leaves round
+
+
+@EVERY
+def test_every_row_ends_whatever_the_scores_are(name):
+    row = ROWS[name]
+    decoder, news = row.decoder(), (BUDGET, 2, 5)
+    most = np.array([row.most(new) for new in news])
+    further = row.kind.further_networks
+    cases = {**BROKEN, "head NaN": Spoilt()} if further else BROKEN
+    for said, broken in cases.items():
+        heads = broken if said in BROKEN else BROKEN["NaN"]
+        params = row.spoilt(broken, **dict.fromkeys(further, heads))
+        for temperature in (0.0, 3.0):
+            knobs = row.values(temperature=temperature)
+            request = tiny_request(news, stop=(0,) if said == "equal" else (-1,))
+            result = decode.run(decoder, params, request, knobs, max_steps=int(most.max()))
+            assert (np.asarray(result.reasons) > 0).all(), (said, temperature)
+            assert (np.asarray(result.network_calls) <= most).all(), (said, temperature)
+
+
+@SAMPLED
+def test_a_temperature_near_0_is_0(name):
+    row = ROWS[name]
+    decoder, request = row.decoder(), tiny_request((BUDGET, 2, 5), stop=(0,))
+    params = row.spoilt(LARGE)
+    want = listed(decode.run(decoder, params, request, row.values(temperature=0.0)))
+    for temperature in COLD:
+        found = listed(decode.run(decoder, params, request, row.values(temperature=temperature)))
+        assert found == want, temperature

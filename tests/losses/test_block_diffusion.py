@@ -42,12 +42,8 @@ def step_of(rules):
 
 
 def graded(batch, rules=BlockRules()):  # noqa: B008
-    """Loss, metrics and gradients."""
     (loss, metrics), grads = step_of(rules)(params_of(), None, batch, jax.random.key(0))
     return loss, metrics, grads
-
-
-# Where samples and blocks lie
 
 
 def test_samples_and_blocks_of_packed_rows():
@@ -62,9 +58,6 @@ def test_samples_and_blocks_of_packed_rows():
     assert rows.samples.tolist() == [[0, 0, 0, 0], [0, 1, 1, 2]]
     empty = layout_of(jnp.zeros((1, 3), int), 2)
     assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
-
-
-# The loss
 
 
 def test_rows_of_one_batch_have_blocks_of_several_lengths():

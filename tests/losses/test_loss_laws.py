@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import over
 from objectives import MASKED, OBJECTIVES, PADDED, ROWS, RULES, SPEC, difference, one, padded, three, unequal
 from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
 
@@ -29,9 +30,7 @@ LONG = (
     "recurrent consistency",
     "self-distillation",
 )  # to compile, in two programs a test
-QUICK = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OBJECTIVES]
-)
+QUICK = over(OBJECTIVES, LONG)
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
 RANDOM |= {"masked diffusion", "self-distillation", "block diffusion"}
 
@@ -134,6 +133,7 @@ REFUSED = {
     "residual_loss(blocks(), head(), TokenSpec())": "mask token",
     "block_diffusion_loss(causal(), MASKED)": "without blocks of its own needs the lengths of blocks",
     "residual_loss(causal(), head(), MASKED)": "needs the lengths of blocks",
+    "next_token_loss(blocks())": "trains networks of visibility 'causal', but this one's is 'block'",
     "BoundRules(measure='noise')": "measure must be one of time, importance, change_of_variables",
     "BoundRules(steps=0)": "steps must be at least 1, not 0",
     "BoundRules(steps=4, schedule=Schedule('cosine'))": "log-linear schedule and measure 'time' alone",
@@ -206,13 +206,7 @@ def widened(leaf):
     return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("stepwise", "recurrent consistency") else name
-        for name in OBJECTIVES
-    ],
-)
+@over(OBJECTIVES, ("stepwise", "recurrent consistency"))
 def test_gradients_are_finite_differences(name):
     """Along a random direction."""
     with jax.enable_x64(True):
@@ -369,9 +363,7 @@ def stopping(name: str) -> dict[str, np.ndarray]:
     return batch | {"clean": clean, "noisy": noisy}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PAIRS]
-)
+@over(PAIRS, LONG)
 def test_a_stop_token_that_is_also_the_padding_is_trained(name):
     batch, row = stopping(name), OBJECTIVES[name]
     if name == "cllm":

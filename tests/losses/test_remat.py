@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from marks import slow
 from objectives import OBJECTIVES, RULES, SPEC, three
 from stubs import tiny_network, tiny_params
 
@@ -15,10 +16,8 @@ from paradec_jax import losses
     ("name", "loss", "more"),
     [
         ("recurrent", losses.recurrent_loss, ()),
-        pytest.param("stepwise", losses.stepwise_loss, (), marks=pytest.mark.slow),
-        pytest.param(
-            "recurrent consistency", losses.recurrent_consistency_loss, (SPEC, RULES), marks=pytest.mark.slow
-        ),
+        slow("stepwise", losses.stepwise_loss, ()),
+        slow("recurrent consistency", losses.recurrent_consistency_loss, (SPEC, RULES)),
     ],
 )
 def test_remat_and_depth_are_read_from_the_config(name, loss, more):

@@ -59,7 +59,6 @@ def step_of(alignment, rules):
 
 
 def graded(batch=RECORDED, alignment="own", rules=ResidualRules(K), params=None):  # noqa: B008
-    """Loss, metrics and gradients."""
     params = params_of(HEAD) if params is None else params
     (loss, metrics), grads = step_of(alignment, rules)(params, backbone_params(), batch, jax.random.key(0))
     return loss, metrics, grads
@@ -209,9 +208,6 @@ def test_nothing_flows_into_the_backbone():
     assert not any(jnp.any(leaf) for leaf in jax.tree.leaves(gradient(backbone_params())))
 
 
-# Reveals
-
-
 def test_reveals_of_rows_and_steps_differ():
     steps, _ = unrolled()
     hidden = RECORDED["hidden"]
@@ -257,9 +253,6 @@ def test_a_step_without_masked_positions_is_none():
     same = graded(one, rules=ResidualRules(1))[0]
     assert metrics["judged"] == pytest.approx(1 / BATCH["labelled"].sum())
     assert np.isfinite(loss) and loss > 0 and same > 0
-
-
-# Other choices
 
 
 @pytest.mark.parametrize("direct", [False, True])

@@ -83,8 +83,6 @@ def test_what_is_revealed_has_the_teachers_law():
         assert np.abs(found - want[place]).max() < 0.02
 
 
-# Divergences
-
 RNG = np.random.default_rng(0)
 STUDENT, TEACHER = RNG.normal(scale=2, size=(2, 4, 3, 9)).astype(np.float32)
 MASK = 5
@@ -132,9 +130,6 @@ def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much()
     assert np.isfinite(slope).all()
 
 
-# The loss
-
-
 @functools.cache
 def step_of():
     loss = self_distillation_loss(NETWORK, SPEC, DistillationRules(first_steps=8), dropout=False)
@@ -142,7 +137,6 @@ def step_of():
 
 
 def graded(which=0, teacher=3, batch=BATCH):
-    """Loss and metrics."""
     frozen = {"teacher": tiny_denoiser_params(teacher, **SMALL), "round": jnp.int32(which)}
     return step_of()(tiny_denoiser_params(2, **SMALL), frozen, batch, jax.random.key(0))
 

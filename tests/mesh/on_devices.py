@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
-from meshes import mesh_named
-from objectives import OBJECTIVES, Batches, difference
-from slices import weights  # noqa: F401
+from objectives import OBJECTIVES, difference, fitted
+from slices import mesh_named, weights  # noqa: F401
 from stubs import (
     tiny_causal,
     tiny_causal_params,
@@ -34,7 +33,7 @@ from paradec_jax.losses import next_token_loss
 from paradec_jax.nn.attention import attend, splash
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.visibility import CAUSAL
-from paradec_jax.train import Checkpoint, Evaluate, Log, TrainState, fit, make_train_step
+from paradec_jax.train import Checkpoint, Evaluate, Log
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "laws")]
@@ -59,24 +58,18 @@ def trained(
     name: str, mesh: Any, *, steps: int, optimizer: str = "adamw", folder: Path, save: int = 1000
 ) -> Any:
     """A run's last state, its losses, and what compiled and moved after the first update."""
-    one, seen = OBJECTIVES[name], []
-    rule = one.optimizer(optimizer, steps)
+    seen = []
 
     def look(state: Any) -> dict[str, float]:
         seen.append((place_of(state), sum(COMPILED.values())))
         return {}
 
-    state = fit(
-        make_train_step(one.loss(), rule, frozen=one.frozen(), ema_decay=0.9),
-        TrainState.create(one.params(), rule, jax.random.key(3), ema=True, teacher=one.teacher(), mesh=mesh),
-        Batches(one.batch),
-        steps=steps,
-        hooks=[
-            Log(folder, every=1, show=False),
-            Evaluate(look, every=1),
-            Checkpoint(folder, every=save, allow=("steps", "optimizer")),
-        ],
-    )
+    hooks = [
+        Log(folder, every=1, show=False),
+        Evaluate(look, every=1),
+        Checkpoint(folder, every=save, allow=("steps", "optimizer")),
+    ]
+    state = fitted(name, steps, mesh, optimizer=optimizer, ema_decay=0.9, hooks=hooks)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {"losses": [line["loss"] for line in lines if "loss" in line]}
     found["moved"] = sum(place != seen[0][0] for place, _ in seen)

@@ -1,4 +1,4 @@
-"""Weights that each device reads its slices of."""
+"""Meshes of four simulated devices, by name, and weights that each device reads its slices of."""
 
 import dataclasses
 import tempfile
@@ -7,12 +7,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from meshes import MESHES, mesh_named
 
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model, save
+
+MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
+
+
+def mesh_named(name: str) -> Any:
+    sizes = MESHES[name]
+    return None if sizes is None else pd.make_mesh(*sizes)
 
 
 def weights(names: list[str]) -> dict[str, Any]:

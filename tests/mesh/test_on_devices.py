@@ -5,6 +5,7 @@ import functools
 import pytest
 from decoders import ROWS
 from devices import on_devices
+from marks import slow
 from objectives import OBJECTIVES
 
 BLOCKS = {"test-causal": 2, "test-sdar": 2, "test-recurrent": 4, "test-mdlm": 2}
@@ -37,15 +38,17 @@ def test_a_step_compiles_once_and_moves_nothing():
     check_training(found)
 
 
-def check_collectives(found):
-    for name, counts in found.items():
+def answer(call, *given):
+    """What a call on the devices gives; without arguments it is one of the quick ones."""
+    return on_devices([call, *given])[0] if given else quick()[call]
+
+
+@pytest.mark.parametrize("given", [(), slow((list(BLOCKS), [2, 1, 2]))], ids=["causal", "every family"])
+def test_a_tensor_parallel_forward_has_two_all_reduces_a_block(given):
+    for name, counts in answer("collectives", *given).items():
         assert counts.pop("blocks") == BLOCKS[name]
         assert set(counts) == {"all-reduce"}, name
         assert 2 * BLOCKS[name] <= counts["all-reduce"] <= 2 * BLOCKS[name] + 2, name
-
-
-def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
-    check_collectives(quick()["collectives"])
 
 
 def test_masters_are_cast_before_they_are_gathered_and_a_head_is_gathered_once_for_all_chunks():
@@ -63,38 +66,19 @@ def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
     check_drivers(quick()["drivers"])
 
 
-def check_stop_tests(found):
+@pytest.mark.parametrize("given", [(), *(slow(([name],)) for name in ROWS)], ids=["quick", *ROWS])
+def test_a_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone(given):
     """All-reduces of a number or two for all rows: whether they go on, and how far what stands inside must go."""
-    for name, told in found.items():
+    for name, told in answer("stop_tests", *given).items():
         assert set(told["loop"]) == {"all-reduce"}, (name, told)
         assert told["bytes"] <= 8 * told["loop"]["all-reduce"], (name, told)
+        assert name != "jacobi" or told["loop"] == {"all-reduce": 1}
 
 
-def test_a_loop_over_sharded_rows_has_the_all_reduce_of_its_stop_test_alone():
-    found = quick()["stop_tests"]
-    check_stop_tests(found)
-    assert found["jacobi"]["loop"] == {"all-reduce": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
-def test_every_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone(name):
-    (found,) = on_devices(["stop_tests", [name]])
-    check_stop_tests(found)
-
-
-def check_weights(found):
-    for name, one in found.items():
+@pytest.mark.parametrize("given", [(), slow((list(BLOCKS),))], ids=["causal", "every family"])
+def test_a_mesh_gets_its_slices(given):
+    for name, one in answer("weights", *given).items():
         assert set(one) == {"same", "cast", "again"} and all(one.values()), (name, one)
-
-
-def test_a_mesh_gets_its_slices():
-    check_weights(quick()["weights"])
-
-
-@pytest.mark.slow
-def test_slices_of_every_family():
-    check_weights(*on_devices(["weights", list(BLOCKS)]))
 
 
 @pytest.mark.slow
@@ -116,12 +100,6 @@ def test_generate_and_load_on_a_mesh():
 def test_a_run_goes_on_from_mesh_to_mesh():
     (difference,) = on_devices(["resume", ["fsdp", HALF, "one", "fsdp"], 3])
     assert difference < CLOSE
-
-
-@pytest.mark.slow
-def test_collectives_of_every_family():
-    (found,) = on_devices(["collectives", list(BLOCKS), [2, 1, 2]])
-    check_collectives(found)
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from paradec_jax.sharding.axes import axes_of, sizes
 
 MORE = {
     "every bias and norm": dataclasses.replace(PRESETS["test-causal"], qk_norm=True, tie_embeddings=False),
+    "every bias": dataclasses.replace(PRESETS["test-causal"], out_bias=True, mlp_bias=True),
     "llama": dataclasses.replace(PRESETS["test-causal"], qkv_bias=False, kv_heads=4),
     "recurrent, untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
-CONFIGS = PRESETS | MORE | {"sdar with biases": dataclasses.replace(PRESETS["test-sdar"], qkv_bias=True)}
+BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
+CONFIGS = PRESETS | MORE | {"sdar with biases": dataclasses.replace(PRESETS["test-sdar"], **BIASES)}
 HEADS = {
     f"head of {name}": ResidualHeadConfig.of(CONFIGS[name]) for name in ("test-sdar", "sdar with biases")
 }

@@ -8,15 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import ATTENTIONS, REMATS
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.models import transformer
 from paradec_jax.nn import attention, backend
+from paradec_jax.nn.blocks import PreNormBlock
+from paradec_jax.nn.scan import in_turn
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
+CONFIGS["windows"] = dataclasses.replace(CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False))
 CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
 CACHED = [name for name in CONFIGS if name != "mdlm"]
 TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
@@ -91,12 +96,12 @@ def test_blocked_attention_is_dense_attention(name, split):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 
@@ -113,6 +118,27 @@ def test_a_decoding_loop_stacks_no_caches(scan):
         return network.forward(params, TOKENS[:, :1], positions, Prefix(cache, jnp.zeros(2, jnp.int32)))
 
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
+
+
+@pytest.mark.parametrize("name", ["causal", "sdar"])
+def test_decoding_traces_one_layer_for_all(name, monkeypatch):
+    """Its program is that of layers one by one, operation for operation."""
+    network, calls, usual = changed(name, attention="dense"), [], PreNormBlock.__call__
+    params, cache = network.prepare(params_of(name)), network.init_cache(jnp.zeros(2), WIDTH)
+    positions = jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
+
+    def program() -> str:
+        prefix = Prefix(cache, jnp.asarray([2, 1]))
+        return jax.jit(lambda p: network.forward(p, TOKENS, positions, prefix)).lower(params).as_text()
+
+    monkeypatch.setattr(PreNormBlock, "__call__", lambda *args: calls.append(1) or usual(*args))
+    shared = program()
+    assert len(calls) == 1 < network.config.layers
+    one_by_one = lambda call, x, block, layers, own: in_turn(  # noqa: E731
+        call, x, [functools.partial(block.apply, {"params": params}) for params in layers], own
+    )
+    monkeypatch.setattr(transformer, "traced_once", one_by_one)
+    assert program() == shared and len(calls) == 1 + network.config.layers
 
 
 @pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("recurrent", marks=pytest.mark.slow)])
@@ -157,9 +183,7 @@ def test_every_backend_lowers(name):
 
 
 @pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
-)
+@over(CONFIGS, CONFIGS.keys() - {"causal"})
 def test_what_is_computed_anew_changes_no_gradient(name, remat):
     same(name, remat=remat)
 

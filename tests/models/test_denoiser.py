@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of
 from stubs import tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
@@ -23,10 +24,6 @@ TOKENS = jnp.array([[3, 1, MASK, 1, 5, MASK, 2, 6], [2, 7, 1, MASK, MASK, 8, 1, 
 ATOL = 2e-5
 
 
-def positions_of(tokens):
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape[:2])
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def call(network, params, tokens, mask=None, key=None):
     out = network.forward(params, tokens, positions_of(tokens), None, mask, dropout=key)
@@ -36,9 +33,6 @@ def call(network, params, tokens, mask=None, key=None):
 @functools.cache
 def plain():
     return call(NETWORK, PARAMS, TOKENS)[0]
-
-
-# What it reads, raw and prepared
 
 
 def test_an_untrained_denoiser_knows_nothing():
@@ -98,9 +92,6 @@ def test_a_denoiser_keeps_no_cache():
     with pytest.raises(ValueError, match="prefix must be None"):
         NETWORK.forward(PARAMS, TOKENS, positions_of(TOKENS), Prefix(None, None))
     assert jax.eval_shape(NETWORK.forward, PARAMS, TOKENS, positions_of(TOKENS)).kv is None
-
-
-# Training
 
 
 def test_dropped_numbers_are_made_up_for():

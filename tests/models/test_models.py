@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from stubs import tiny_network, tiny_params
 
-from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.config import RECURRENT_PRESETS, RopeScaling
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
@@ -36,9 +36,6 @@ TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 STATE = normal(2, 5, RECURRENT_PRESETS["test-recurrent"].width)
 
 
-# Options and initial values
-
-
 @pytest.mark.parametrize(
     ("options", "message"), [({"cache": "ring"}, "cache"), ({"recurrence": -1}, "recurrence")]
 )
@@ -56,9 +53,6 @@ def test_initial_states_do_not_depend_on_the_width(width):
     assert not tiny_network(width=width).initial_state(keys, 0.0).any()
 
 
-# Pieces
-
-
 def test_rotation_turns_pairs():
     x, at = normal(1, 2, 3, 6), np.array([[0, 5, 11]])
     got = np.asarray(rotate(jnp.asarray(x), rotation(jnp.asarray(at), 6, 100.0)))
@@ -66,6 +60,35 @@ def test_rotation_turns_pairs():
     turned = pairs * np.exp(1j * at[:, None, :, None] * 100.0 ** (-np.arange(0, 6, 2) / 6))
     np.testing.assert_allclose(got[..., ::2], turned.real, atol=1e-5)
     np.testing.assert_allclose(got[..., 1::2], turned.imag, atol=1e-5)
+
+
+# Frequencies that transformers 5.24 scales for 16 channels, base 100, factor 4, original length 4, a text of 8.
+FREQUENCIES = {
+    "linear": ({}, [0.25, 0.14059, 0.079057, 0.044457, 0.025, 0.014059, 0.0079057, 0.0044457]),
+    "dynamic": ({}, [1.0, 0.44683, 0.19966, 0.089216, 0.039865, 0.017813, 0.0079594, 0.0035566]),
+    "llama3": (
+        {"low_freq_factor": 0.03, "high_freq_factor": 0.3},
+        [1.0, 0.56234, 0.22954, 0.085559, 0.034351, 0.014964, 0.0079057, 0.0044457],
+    ),
+    "yarn": ({}, [1.0, 0.14059, 0.079057, 0.044457, 0.025, 0.014059, 0.0079057, 0.0044457]),
+    "yarn, not rounded": (
+        {"beta_fast": 0.2, "beta_slow": 0.05, "truncate": False, "attention_factor": 1.5},
+        [1.0, 0.56234, 0.31623, 0.12308, 0.038069, 0.014059, 0.0079057, 0.0044457],
+    ),
+    "yarn, slow": (
+        {"beta_fast": 0.3, "beta_slow": 0.03},
+        [1.0, 0.56234, 0.26879, 0.12448, 0.055, 0.022494, 0.0079057, 0.0044457],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FREQUENCIES)
+def test_scaled_frequencies_are_those_of_transformers(name):
+    numbers, want = FREQUENCIES[name]
+    scaling = RopeScaling(kind=name.split(",")[0], factor=4.0, original=4, **numbers)
+    length = numbers.get("attention_factor", 1.138629436 if "yarn" in name else 1.0)
+    cos, sin = (x[0, 0, 0] for x in rotation(jnp.array([[7]]), 16, 100.0, scaling))
+    np.testing.assert_allclose(cos + 1j * sin, length * np.exp(7j * np.array(want)), atol=1e-4)
 
 
 def reference_attention(q, k, v, seen):
@@ -114,9 +137,6 @@ def test_cache_writes_each_row_at_its_own_position(batch, slots):
         np.testing.assert_array_equal(new.k[row, ..., p : p + 2], window.k[row])
     assert jnp.count_nonzero(new.v) == jnp.count_nonzero(window.v)
     assert jnp.count_nonzero(new.k) == jnp.count_nonzero(window.k)
-
-
-# The whole network
 
 
 def test_a_token_changes_nothing_before_it():

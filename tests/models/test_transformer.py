@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of, read
 
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec, TransformerConfig
 from paradec_jax.decode import CachedNetwork, Prefix
 from paradec_jax.families import network_of, parameter_shapes
-from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.nn import masks
 
@@ -24,6 +24,8 @@ KINDS = {
     "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True, head_channels=6),
     "llama": dataclasses.replace(BASE, qkv_bias=False, kv_heads=4, tie_embeddings=False),
     "sdar": dataclasses.replace(BLOCKS, block=3, head_channels=6),
+    "llama biases": dataclasses.replace(BASE, out_bias=True, mlp_bias=True),
+    "windows": dataclasses.replace(BASE, layers=3, sliding_window=3, sliding_layers=(True, False)),
 }
 CAUSAL = [kind for kind, config in KINDS.items() if config.family == "causal"]
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -41,23 +43,13 @@ def params_of(config: TransformerConfig):
     return jax.tree.map(draw, parameter_shapes(config))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def call(network, params, tokens, positions, prefix=None, mask=None):
-    out = network.forward(params, tokens, positions, prefix, mask)
-    return network.logits(params, out.hidden), out.kv
-
-
 def empty_cache(network, batch, size):
     return network.init_cache(jax.random.split(jax.random.key(0), batch), size)
 
 
-def positions_of(tokens, start=0):
-    return jnp.broadcast_to(jnp.asarray(start)[..., None] + jnp.arange(tokens.shape[1]), tokens.shape)
-
-
 @functools.cache
 def uncached(kind: str):
-    return call(TransformerNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS, positions_of(TOKENS))
+    return read(TransformerNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS)
 
 
 # The formula
@@ -74,10 +66,11 @@ def rotated(x, position, base):
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def seen(config, position: int, length: int) -> int:
-    """How many positions of a text a position sees, from the first one."""
+def seen(config, layer: int, position: int, length: int) -> slice:
+    """Positions of a text that a position sees in a layer."""
     block = getattr(config, "block", 1)
-    return min(length, (position // block + 1) * block)
+    window = (config.windows[layer] if config.windows else None) or length
+    return slice(max(0, position + 1 - window), min(length, (position // block + 1) * block))
 
 
 def through_layers(c, p, x) -> np.ndarray:
@@ -93,14 +86,14 @@ def through_layers(c, p, x) -> np.ndarray:
             for head in range(c.heads):
                 group = head // (c.heads // c.kv_heads)
                 query = rotated(q[t, head], t, c.rope_base)
-                end = seen(c, t, len(x))
-                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(end)])
+                at = seen(c, i, t, len(x))
+                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(len(x))[at]])
                 weights = np.exp(keys @ query / math.sqrt(c.head_dim))
-                mixed[t, head] = weights / weights.sum() @ v[:end, group]
-        x = x + np.einsum("thc,hcd->td", mixed, a["out"])
-        h = norm_of(x, layer["mlp_norm"], c.norm_eps)
-        gate, up = h @ layer["mlp"]["gate"], h @ layer["mlp"]["up"]
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp"]["down"]
+                mixed[t, head] = weights / weights.sum() @ v[at, group]
+        x = x + np.einsum("thc,hcd->td", mixed, a["out"]) + a.get("out_bias", 0)
+        h, mlp = norm_of(x, layer["mlp_norm"], c.norm_eps), layer["mlp"]
+        gate, up = (h @ mlp[name] + mlp.get(f"{name}_bias", 0) for name in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ mlp["down"] + mlp.get("down_bias", 0)
     return norm_of(x, p["final_norm"], c.norm_eps)
 
 
@@ -112,7 +105,7 @@ def reference(config: TransformerConfig, params, tokens) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_is_the_formula(kind):
-    logits, _ = uncached(kind)
+    logits, *_ = uncached(kind)
     for row, tokens in zip(logits, TOKENS, strict=True):
         np.testing.assert_allclose(row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4)
 
@@ -120,7 +113,7 @@ def test_forward_is_the_formula(kind):
 def test_vectors_may_take_the_place_of_tokens():
     network, params = TransformerNetwork(BASE), params_of(BASE)
     vectors = network.embedding(params)[TOKENS]
-    logits, _ = call(network, params, vectors, positions_of(TOKENS))
+    logits, *_ = read(network, params, vectors)
     np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=ATOL)
 
 
@@ -134,11 +127,11 @@ def test_vectors_may_take_the_place_of_tokens():
 def test_cached_equals_uncached(kind, start, width):
     """Rows stand at different lengths, windows of blocks end where a block does; what lies beyond is scratch."""
     network, params = TransformerNetwork(KINDS[kind]), params_of(KINDS[kind])
-    want, kv = uncached(kind)
+    want, _, kv = uncached(kind)
     cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
     visible = jnp.array(start)
     window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, start, strict=True)])
-    logits, own = call(network, params, window, positions_of(window, visible), Prefix(cache, visible))
+    logits, _, own = read(network, params, window, positions_of(window, visible), Prefix(cache, visible))
     for row, at in enumerate(start):
         np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
     for new, old in zip(network.write(cache, own, visible), cache, strict=True):
@@ -151,16 +144,16 @@ def test_candidates_side_by_side_in_one_window():
     network, params = TransformerNetwork(BASE), params_of(BASE)
     length, width = 3, 2
     first, second = TOKENS[:, 3:5], TOKENS[:, 5:7]
-    _, kv = call(network, params, TOKENS[:, :length], positions_of(TOKENS[:, :length]))
+    *_, kv = read(network, params, TOKENS[:, :length])
     cache = network.write(empty_cache(network, 2, 8), kv, jnp.zeros(2, jnp.int32))
     prefix = Prefix(cache, jnp.full(2, length))
     window = jnp.concatenate([first, second], axis=1)
     positions = jnp.tile(length + jnp.arange(width), (2, 2))
     blocks = jnp.asarray(np.kron(np.eye(2), masks.causal(width)) > 0)
     for mask in (blocks, jnp.stack([blocks, blocks])):
-        logits, own = call(network, params, window, positions, prefix, mask)
+        logits, _, own = read(network, params, window, positions, prefix, mask)
         for i, candidate in enumerate((first, second)):
-            alone, want = call(network, params, candidate, positions[:, :width], prefix)
+            alone, _, want = read(network, params, candidate, positions[:, :width], prefix)
             np.testing.assert_allclose(logits[:, i * width : (i + 1) * width], alone, atol=ATOL)
             picked = network.pick(own, jnp.full(2, i * width), width)
             for new, old in zip(picked, want, strict=True):
@@ -193,26 +186,9 @@ def test_only_whole_blocks_count_as_room():
         decode.run(decoder, None, decode.make_request([[1, 2]], max_new_tokens=27))
 
 
-def test_the_next_token_is_no_objective_where_it_is_seen():
-    with pytest.raises(ValueError, match="trains networks of visibility 'causal', but this one's is 'block'"):
-        next_token_loss(network_of(BLOCKS))
-
-
 def test_a_block_of_one_is_causal():
     single = dataclasses.replace(BLOCKS, block=1)
     fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
     causal = dataclasses.replace(BASE, **fields)
-    logits, _ = call(TransformerNetwork(single), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
-    want, _ = call(TransformerNetwork(causal), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
+    logits, want = (read(TransformerNetwork(c), params_of(BLOCKS), TOKENS)[0] for c in (single, causal))
     np.testing.assert_allclose(logits, want, atol=ATOL)
-
-
-@pytest.mark.parametrize(
-    ("decoder", "served"),
-    [(decode.AutoRegressive(), "causal"), (decode.Jacobi(block=4), "causal"), (decode.Masked(), "full")],
-)
-def test_decoders_of_another_visibility_refuse_it(decoder, served):
-    name = type(decoder).__name__
-    message = f"{name} decodes networks of visibility '{served}', but this one's is 'block'"
-    with pytest.raises(ValueError, match=message):
-        decoder.bind(network_of(BLOCKS), 16, TokenSpec(mask=31, alignment="own"))

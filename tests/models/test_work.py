@@ -1,5 +1,7 @@
 """What a call costs, by hand, and an update: three forwards, recurrences without gradient one way, blocks twice."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -40,6 +42,14 @@ def test_work_of_a_call(name):
     assert work.bytes == 4 * (weights + cached)
     assert work.flops == 24 * (2 * weights + 4 * layers * config.heads * config.head_dim * (context + 8))
     assert network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
+
+
+def test_a_sliding_window_bounds_what_a_layer_reads():
+    window = {"sliding_window": 6, "sliding_layers": (True, False, False)}
+    far, near = (dataclasses.replace(PRESETS["tiny-causal"], **fields) for fields in ({}, window))
+    far, near = (network_of(config).work(3, 8, 10) for config in (far, near))
+    assert far.bytes - near.bytes == 2 * 4 * (2 * 128 * 3) * (10 - 5)  # of two layers in six
+    assert far.flops - near.flops == 2 * 24 * 4 * 128 * (18 - 6)
 
 
 def test_a_denoiser_has_no_context():

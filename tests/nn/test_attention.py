@@ -12,7 +12,7 @@ from paradec_jax.nn import attention as module
 from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend, attention, splash
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.visibility import CAUSAL, FULL, by_block, mask_of
+from paradec_jax.nn.visibility import CAUSAL, FULL, Rule, by_block, mask_of
 
 QUERIES = 16  # of a block, in these tests
 LONG = 3 * QUERIES - 5
@@ -41,7 +41,8 @@ def random_masks(width: int):
 
 def rules(width: int):
     positions = jnp.arange(width) + jnp.asarray([[0], [3]])
-    return {"causal": CAUSAL, "full": FULL, "blocks": by_block(positions, 5)}
+    sliding = Rule("sliding", positions, 6)
+    return {"causal": CAUSAL, "full": FULL, "blocks": by_block(positions, 5), "sliding": sliding}
 
 
 def prefixes(width: int):
@@ -95,6 +96,7 @@ CASES = [
     ("one a row", "a length"),
     ("causal", "a query"),
     ("blocks", "a length"),
+    ("sliding", "a query"),
 ]
 
 
@@ -124,6 +126,7 @@ def test_rules_are_the_masks(name):
         "causal": masks.causal(LONG),
         "full": jnp.ones((LONG, LONG), bool),
         "blocks": masks.block_causal(positions, 5),
+        "sliding": masks.causal(LONG) & ~np.tri(LONG, k=-6, dtype=bool) & jnp.ones((2, 1, 1), bool),
     }
     np.testing.assert_array_equal(rule.mask(LONG), want[name])
     np.testing.assert_array_equal(rule.rows(jnp.asarray([4, 20]), LONG), want[name][..., [4, 20], :])

@@ -43,6 +43,7 @@ def test_masks_of_blocks_are_as_drawn():
     first, second = masks.strictly_before(POSITIONS, 2)
     assert drawn(first) == [". . . . .", ". . . . .", "x x . . .", "x x . . .", "x x x x ."]
     assert drawn(second) == [". . . . .", "x . . . .", "x . . . .", "x x x . .", "x x x . ."]
+    assert drawn(masks.sliding(POSITIONS, 3)[1]) == ["x x x x x"] * 3 + [". x x x x", ". . x x x"]
     assert drawn(masks.candidates(2, 2)) == ["x x . .", "x x . .", ". . x x", ". . x x"]
 
 

@@ -81,7 +81,10 @@ def test_a_float32_product_is_one_product():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_only_a_cpu_is_fed_a_row_twice(platform):
+@pytest.mark.parametrize(("layouts", "twice", "shape"), [("cpu", "cpu", "2x96"), ("plain", "cuda", "2x1x96")])
+def test_one_row_is_fed_twice_where_that_is_faster(platform, layouts, twice, shape, monkeypatch):
+    monkeypatch.setenv("PARADEC_LAYOUTS", layouts)
     lowered = export.export(jax.jit(lambda x: dense(x, WEIGHT)), platforms=(platform,))(rows(1, 1))
     text = lowered.mlir_module()
-    assert ("tensor<2x96xbf16>" in text) == ("xf32>" in text) == (platform == "cpu")
+    assert (f"tensor<{shape}xbf16>" in text) == (platform == twice)
+    assert ("xf32>" in text) == (platform == twice == "cpu")

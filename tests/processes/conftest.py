@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "mesh"), str(TESTS / "laws")]
+sys.path += [str(TESTS / folder) for folder in ("mesh", "laws", "train")]

@@ -59,7 +59,6 @@ def pids(folder: Path) -> list[int]:
 
 
 def said(folder: Path) -> str:
-    """All that they said."""
     return (folder / "said").read_text()
 
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # before anything asks for a device
 
 import jax
 import numpy as np
-from objectives import LENGTH, OBJECTIVES, ROWS, Batches
+from objectives import LENGTH, OBJECTIVES, ROWS, Batches, fitted
 from on_devices import PROMPTS, plain
 from stubs import tiny_causal, tiny_causal_params, tiny_request
 
@@ -27,7 +27,7 @@ import paradec_jax as pd
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.sharding.processes import gathered, put
-from paradec_jax.train import Checkpoint, Hook, Log, Preempt, Rounds, TrainState, fit, make_train_step
+from paradec_jax.train import Checkpoint, Hook, Log, Preempt, Rounds
 
 HALF = (1, 2, 2)
 
@@ -47,28 +47,6 @@ class Broken(Batches):
         if jax.process_index() == 1:
             raise KeyError("rows")
         return super().__next__()
-
-
-def call(
-    name: str,
-    steps: int,
-    mesh: Any,
-    *,
-    params: Any = None,
-    data: Any = None,
-    optimizer: str = "adamw",
-    ema_decay: float | None = None,
-    rounds: Rounds | None = None,
-    hooks: Any = (),
-) -> TrainState:
-    """A call of `fit` with an objective of the table."""
-    one = OBJECTIVES[name]
-    rule = one.optimizer(optimizer, steps)
-    step = make_train_step(one.loss(), rule, frozen=one.frozen(), rounds=rounds, ema_decay=ema_decay)
-    given = {"ema": ema_decay is not None, "teacher": one.teacher(), "mesh": mesh}
-    params = one.params() if params is None else params
-    state = TrainState.create(params, rule, jax.random.key(3), **given)
-    return fit(step, state, Batches(one.batch) if data is None else data, steps=steps, hooks=hooks)
 
 
 class Seen(Hook):
@@ -112,7 +90,7 @@ def train(
     hooks = [Log(folder, every=1, show=False), seen]
     if folder is not None:
         hooks += [Checkpoint(folder, every=1), Preempt()]
-    state = call(
+    state = fitted(
         name,
         steps,
         None if mesh is None else pd.make_mesh(*mesh),
@@ -157,12 +135,12 @@ def refused(name: str) -> dict[str, str]:
     one, mine = OBJECTIVES[name], jax.process_index()
     mesh = pd.make_mesh(*HALF)
     calls = {
-        "no mesh": lambda: call(name, 2, None),
-        "mesh of its own": lambda: call(name, 2, pd.make_mesh(1, 2, 1, devices=jax.local_devices())),
-        "steps": lambda: call(name, 2 + mine, mesh),
-        "batches": lambda: call(name, 2, mesh, data=Own(one.batch)),
-        "parameters": lambda: call(name, 2, mesh, params=jax.tree.map(lambda x: x + mine, one.params())),
-        "broken": lambda: call(name, 2, mesh, data=Broken(one.batch)),
+        "no mesh": lambda: fitted(name, 2, None),
+        "mesh of its own": lambda: fitted(name, 2, pd.make_mesh(1, 2, 1, devices=jax.local_devices())),
+        "steps": lambda: fitted(name, 2 + mine, mesh),
+        "batches": lambda: fitted(name, 2, mesh, data=Own(one.batch)),
+        "parameters": lambda: fitted(name, 2, mesh, params=jax.tree.map(lambda x: x + mine, one.params())),
+        "broken": lambda: fitted(name, 2, mesh, data=Broken(one.batch)),
     }
     found = {}
     for case, function in calls.items():

@@ -1,7 +1,6 @@
 """Runs of several processes that are killed, asked to end, or go on with fewer: counts for `make cluster`."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -9,7 +8,9 @@ import subprocess
 import time
 
 import pytest
+from cluster_counts import count
 from launched import launched, pids, said, started
+from noisy_regression import losses_of as updates
 
 KILLS = int(os.environ.get("PARADEC_KILLS", "50"))
 ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
@@ -18,25 +19,12 @@ LONG = 300  # seconds
 HEARTBEAT = 10
 
 
-def updates(folder):
-    """Update and loss of every line."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(line["step"], line["loss"]) for line in found if "loss" in line]
-
-
 def wait_for(launcher, ready, folder):
     begun = time.monotonic()
     while not ready():
         assert launcher.poll() is None, said(folder)
         assert time.monotonic() - begun < LONG, said(folder)
         time.sleep(0.01)
-
-
-def count(record_property, what, cases, held, **more):
-    record_property("cluster", {"part": "processes", "what": what, "cases": cases, "held": held, **more})
-    assert cases == held > 0
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +58,7 @@ def test_a_signal_to_one_of_two_ends_both_and_loses_nothing(tmp_path, whole, rec
         curve, end = finished(folder)
         assert good, (code, step, said(told))
         held += curve == whole[0] and end["params"] == whole[1]["params"]
-    count(record_property, "SIGTERM to one of two, then the same command", ENDS, held)
+    count(record_property, "processes", "SIGTERM to one of two, then the same command", ENDS, held)
 
 
 @pytest.mark.cluster
@@ -94,7 +82,8 @@ def test_kills_of_one_of_two_change_no_bit(tmp_path, whole, record_property):
         curve, end = finished(folder)
         kills += here
         held += here if curve == whole[0] and end["params"] == whole[1]["params"] else 0
-    count(record_property, "kill -9 of one of two, then the same command", kills, held, in_a_save=saving)
+    what = "kill -9 of one of two, then the same command"
+    count(record_property, "processes", what, kills, held, in_a_save=saving)
 
 
 @pytest.mark.cluster
@@ -115,4 +104,4 @@ def test_a_dead_peer_ends_the_other_within_the_heartbeat(tmp_path, dead, record_
         launcher.wait(LONG)
     assert "lost another one" in said(told)
     held = int(took < 3 * HEARTBEAT)
-    count(record_property, f"process {dead} dies", 1, held, seconds=round(took, 1))
+    count(record_property, "processes", f"process {dead} dies", 1, held, seconds=round(took, 1))

@@ -11,9 +11,9 @@ import pytest
 from recorded import GOLDEN, arrays_in
 from recorded import assert_close as close
 
-from convert import huginn
-from convert.engine import in_memory, read_json
 from paradec_jax import decode
+from paradec_jax.convert import huginn
+from paradec_jax.convert.engine import in_memory, read_json
 from paradec_jax.models import RecurrentDepthNetwork
 
 FOLDER = GOLDEN / "recurrent_depth"
@@ -31,7 +31,6 @@ RUNS = {run["kind"]: run for run in recorded_runs() if run["kind"] in KINDS}
 
 
 def arrays(kind: str) -> dict[str, np.ndarray]:
-    """The arrays of one kind of run."""
     return arrays_in(FOLDER / RUNS[kind]["file"])
 
 
@@ -41,7 +40,6 @@ def names(kind: str, pattern: str) -> list[str]:
 
 
 def cases(kind: str) -> list:
-    """Cases of a run as parameters."""
     listed = RUNS[kind]["cases"] if kind in RUNS else []
     return [pytest.param(case, id=str(case.get("name", case.get("case")))) for case in listed]
 

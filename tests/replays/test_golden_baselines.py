@@ -1,7 +1,6 @@
 """Recorded runs of the original programs of baselines: prompt lookup and lookahead, call by call.
 
-The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`. Names, settings and shapes come from each
-part's traces.json and arrays.
+Names, settings and shapes come from each part's traces.json and arrays.
 """
 
 import functools
@@ -13,14 +12,12 @@ import numpy as np
 import pytest
 from recorded import GOLDEN, arrays_in, imported
 
-from convert import qwen2
-from convert.engine import read_json
 from experiments import replicas
 from paradec_jax import decode
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import read_json
 from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
-
-pytestmark = pytest.mark.golden
 
 FOLDER = GOLDEN / "baselines"
 DUMMY = 100  # what the original notebook of prompt lookup drafts where it finds nothing
@@ -171,9 +168,6 @@ def test_lookahead(name):
         assert np.asarray(seen.newest[0, :width]).tolist() == real(want["window_argmax"][t])
     assert state.rows.done[0]
     check_result(decoder.finish(state), trace, want)
-
-
-# Both, with settings and draws of their own
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in each call.
 
-The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`; every trace that lies there is replayed, with
-the settings that its traces.json names. A setting that no replay reads is an error.
+Every trace of the folder is replayed, with the settings that its traces.json names. A setting that no replay
+reads is an error.
 """
 
 import json
@@ -17,8 +17,6 @@ from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.sampling import filtered_probabilities
-
-pytestmark = pytest.mark.golden
 
 FOLDER = GOLDEN / "baselines"
 MASKS = {

@@ -1,7 +1,6 @@
 """Recorded arrays of SDAR's network: prompt, cache, a block on top of it, the layout of training.
 
-The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; sizes, block length and mask id are
-read from it.
+Sizes, block length and mask id are read from the arrays and the config.
 """
 
 import functools
@@ -10,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_block_diffusion import FOLDER, arrays, assert_close, model, positions_of
+from reading import positions_of, read
+from recorded_block_diffusion import FOLDER, arrays, assert_close, model
 
-from convert.engine import read_json
+from paradec_jax.convert.engine import read_json
 from paradec_jax.decode import Prefix
 from paradec_jax.nn import masks
-
-pytestmark = pytest.mark.golden
 
 TOLERANCE = 2e-4
 READ = {  # arrays of forward.npz, each by the test that compares it
@@ -32,17 +30,10 @@ def row(name: str) -> jax.Array:
     return jnp.asarray(arrays("forward")[name], jnp.int32)[None]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def call(network, params, tokens, positions, prefix=None, mask=None):
-    """Logits, head inputs, keys and values of a window."""
-    out = network.forward(params, tokens, positions, prefix, mask)
-    return network.logits(params, out.hidden), out.hidden, out.kv
-
-
 @functools.cache
 def prompt():
     network, params, _ = model()
-    return call(network, params, row("prefix_ids"), positions_of(row("prefix_ids")))
+    return read(network, params, row("prefix_ids"))
 
 
 def test_every_recorded_array_is_compared():
@@ -76,7 +67,7 @@ def test_a_block_on_top_of_the_cache(prepared):
     cache = network.write(cache, prompt()[2], jnp.zeros(1, jnp.int32))
     params = network.prepare(params) if prepared else params
     prefix = Prefix(cache, jnp.array([start]))
-    logits, hidden, _ = call(network, params, tokens, positions_of(tokens, start), prefix)
+    logits, hidden, _ = read(network, params, tokens, positions_of(tokens, start), prefix)
     assert_close(logits[0], want["block_logits"], TOLERANCE)
     assert_close(hidden[0], want["block_hidden"], TOLERANCE)
 
@@ -86,7 +77,7 @@ def test_all_blocks_without_a_cache():
     want, tokens = arrays("forward"), row("full_ids")
     positions = positions_of(tokens)
     np.testing.assert_array_equal(masks.block_causal(positions, network.block)[0], want["full_mask"])
-    logits, _, _ = call(network, params, tokens, positions)
+    logits, _, _ = read(network, params, tokens, positions)
     assert_close(logits[0], want["full_logits"], TOLERANCE)
     block = want["block_logits"]
     assert_close(logits[0, -len(block) :], block, TOLERANCE)
@@ -101,7 +92,7 @@ def test_the_doubled_layout_of_training():
     whole = masks.block_causal(positions, block)
     mask = jnp.block([noisy, [jnp.zeros_like(whole), whole]])
     np.testing.assert_array_equal(mask[0], want["dual_mask"])
-    logits, hidden, _ = call(network, params, row("dual_ids"), row("dual_positions"), None, mask)
+    logits, hidden, _ = read(network, params, row("dual_ids"), row("dual_positions"), None, mask)
     assert_close(logits[0], want["dual_logits"], TOLERANCE)
     assert_close(hidden[0], want["dual_hidden"], TOLERANCE)
 
@@ -112,9 +103,9 @@ def test_the_doubled_layout_as_two_calls():
     want, half = arrays("forward"), row("dual_ids").shape[1] // 2
     noisy, clean = jnp.split(row("dual_ids"), 2, axis=1)
     positions, block = positions_of(clean), network.block
-    of_clean = call(network, params, clean, positions)
+    of_clean = read(network, params, clean, positions)
     prefix = Prefix(of_clean[2], masks.strictly_before(positions, block))
-    of_noisy = call(network, params, noisy, positions, prefix, masks.block_diagonal(positions, block))
+    of_noisy = read(network, params, noisy, positions, prefix, masks.block_diagonal(positions, block))
     for (logits, hidden, _), part in ((of_noisy, slice(half)), (of_clean, slice(half, None))):
         assert_close(logits[0], want["dual_logits"][part], TOLERANCE)
         assert_close(hidden[0], want["dual_hidden"][part], TOLERANCE)

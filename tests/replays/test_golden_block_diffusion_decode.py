@@ -1,7 +1,6 @@
 """Recorded decodes of SDAR's programs: every step of every block, whole texts, calls; what top-k and top-p leave.
 
-The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; settings are read from its
-`decode_cases.json`, sizes from its arrays.
+Settings are read from `decode_cases.json`, sizes from the arrays.
 """
 
 import dataclasses
@@ -19,8 +18,6 @@ from experiments.replicas import ReleasedDenoising
 from paradec_jax import decode
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.sampling import filtered_probabilities, tempered
-
-pytestmark = pytest.mark.golden
 
 LOGITS, PROBABILITIES = 2e-4, 1e-4
 RULES = {
@@ -242,9 +239,6 @@ def test_unequal_prompts_in_one_batch():
     for row, case in enumerate(group):
         np.testing.assert_array_equal(result.tokens[row, : case.whole], case["tokens"])
     assert result.network_calls.tolist() == [len(case["block"]) for case in group]
-
-
-# Truncation
 
 
 def filters() -> dict[str, decode.SamplingKnobs]:

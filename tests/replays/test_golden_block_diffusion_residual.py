@@ -11,17 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
-from convert import mrp
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
+from paradec_jax.convert import mrp
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models.residual_head import init_params
-
-pytestmark = pytest.mark.golden
 
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
@@ -92,9 +91,7 @@ def test_a_block_without_its_prefix():
 def test_what_the_backbone_says_before_the_head():
     (network, params, _), want = model(), arrays("mrp_forward")
     whole = jnp.asarray(np.concatenate([want["prefix_ids"], want["block_ids_backbone"]]))[None]
-    positions = jnp.arange(whole.shape[1])[None]
-    hidden = jax.jit(lambda p: network.forward(p, whole, positions).hidden)(params)[0]
-    size = len(want["prefix_ids"])
+    hidden, size = read(network, params, whole)[1][0], len(want["prefix_ids"])
     assert_close(hidden[:size], want["prefix_hidden"], LOGITS)
     assert_close(hidden[size:], want["block_hidden"], LOGITS)
     assert_close(network.logits(params, hidden[size:]), want["block_logits"], LOGITS)
@@ -116,7 +113,6 @@ def test_the_released_initialisation():
 
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a case, by their names in it."""
     return part_of(arrays("mrp_loss"), f"{name}.")
 
 
@@ -247,9 +243,6 @@ def test_gradients(name):
     np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
     assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
-
-
-# How large residuals are
 
 
 def test_sizes_of_residuals():

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from marks import over
 from recorded_block_diffusion import arrays, assert_close, cases, head, model
 
 from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
 from paradec_jax import decode
-
-pytestmark = pytest.mark.golden
 
 PROBABILITIES, LOGITS = 1e-4, 2e-4
 RULES = {"low_confidence_static": "static", "low_confidence_dynamic": "dynamic"}
@@ -31,11 +30,6 @@ def named(mode: str) -> list[str]:
 
 SPECULATIVE = [name for name in named("spec") if RECORDED[name]["variant"] == "fresh"]
 OFFICIAL = [name for name in named("spec") if RECORDED[name]["variant"] == "official"]
-
-
-def first_of(names: list[str]) -> list[Any]:
-    """Names of cases; all but the first are slow, since the laws prove the same on stubs."""
-    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
 
 
 def found(name: str, kind: str) -> np.ndarray:
@@ -173,7 +167,7 @@ def test_direct(name):
     )
 
 
-@pytest.mark.parametrize("name", first_of(named("direct")))
+@over(named("direct"), named("direct")[1:])  # the laws prove the same on stubs
 def test_fusions_repeat_the_texts(name):
     """Stores and prompts ride along, with the network and with the head."""
     decoder, knobs = direct_of(name)
@@ -183,9 +177,6 @@ def test_fusions_repeat_the_texts(name):
     assert result.counts["network_calls"][0] == case["target_denoise"]
     prompts, stores = stores_of(name)
     assert case["mrp_forwards"] <= result.counts["head_calls"][0] <= case["mrp_forwards"] + prompts + stores
-
-
-# Speculation
 
 
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
@@ -250,7 +241,7 @@ def test_speculative(name):
     )
 
 
-@pytest.mark.parametrize("name", first_of(SPECULATIVE))
+@over(SPECULATIVE, SPECULATIVE[1:])  # the laws prove the same on stubs
 def test_speculation_repeats_the_base(name):
     """With all fusions, riding and not: the base decoder's text, never in more calls than without them."""
     case, (rule, knobs) = RECORDED[name], rule_of(name)
@@ -309,9 +300,6 @@ def test_judging_positions_is_lossy():
         different += int(np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:]))
         total += whole - start
     assert different > total / 10
-
-
-# Veto
 
 
 @pytest.mark.parametrize("name", [*named("remask"), *named("remask_conf")])

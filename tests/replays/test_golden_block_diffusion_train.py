@@ -12,12 +12,10 @@ import pytest
 from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
-from convert import qwen2
+from paradec_jax.convert import qwen2
 from paradec_jax.losses import block_diffusion_loss
 from paradec_jax.losses.block_diffusion import layout_of, masks_of, read_both
 from paradec_jax.losses.cross_entropy import token_losses
-
-pytestmark = pytest.mark.golden
 
 LOGITS = 2e-4
 LOSS = 1e-4  # relative
@@ -27,12 +25,10 @@ CASES = sorted({key.partition(".")[0] for key in arrays("train")})
 
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a case, by their names in it."""
     return part_of(arrays("train"), f"{name}.")
 
 
 def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The batch with its recorded noise."""
     return {
         "tokens": case["input_ids"],
         "labelled": case["labels"] >= 0,
@@ -44,7 +40,6 @@ def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @functools.cache
 def found_in(name: str):
-    """The layout of a case's rows."""
     return jax.tree.map(np.asarray, layout_of(jnp.asarray(case_of(name)["position_ids"]), model()[0].block))
 
 

@@ -1,8 +1,7 @@
 """Recorded arrays of the original causal program: forward passes, cache, rotation, greedy decoding.
 
-The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models are named by the files `NAME_logits.npz` and
-`NAME_greedy.npz`; their weights lie in a folder of that name, or beside the files. Parallel decoders and training
-have test files of their own.
+Models are named by the files `NAME_logits.npz` and `NAME_greedy.npz`; their weights lie in a folder of that name,
+or beside the files. Parallel decoders and training have test files of their own.
 """
 
 import functools
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of
 from recorded import assert_close
 from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
@@ -23,8 +23,6 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import PreNormBlock
 from paradec_jax.nn.rope import rotation
 
-pytestmark = pytest.mark.golden
-
 TOLERANCES = {"random": 3e-4}  # of logits; large random weights make large logits
 TOLERANCE = 1e-4
 ANGLES = 1e-6
@@ -32,16 +30,9 @@ FED = (10, 6)  # tokens of the first calls that fill the cache; then one at a ti
 DROPPED = 3  # cache entries that are dropped before `retrim_ids` are fed
 
 
-def positions_of(tokens, start: int = 0):
-    return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
-
-
 def test_folder_holds_recorded_arrays():
     for kind in ("logits", "greedy"):
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
-
-
-# Forward
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -100,9 +91,6 @@ def test_custom_positions_and_mask(name):
     assert_close(logits[0], want["custom_logits"], TOLERANCES.get(name, TOLERANCE))
 
 
-# Cache
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def feed(network: TransformerNetwork, params, cache, tokens, at):
     """A window after `at` cached positions; it is stored at once."""
@@ -143,9 +131,6 @@ def test_fed_after_dropping_entries(name):
     assert_close(logits, want["retrim_logits"], TOLERANCES.get(name, TOLERANCE))
 
 
-# Rotation
-
-
 def rotations() -> list[tuple[str, str]]:
     """Each model with the names of its recorded cosines and sines."""
     return [(n, a) for n in models("logits") for a in arrays(n, "logits") if a.startswith("rope_")]
@@ -162,9 +147,6 @@ def test_rotation(name, array):
     else:
         got = np.tile(cos if "cos" in array else sin, 2)
     assert_close(got, arrays(name, "logits")[array], ANGLES)
-
-
-# Greedy decoding
 
 
 @pytest.mark.parametrize("name", models("greedy"))

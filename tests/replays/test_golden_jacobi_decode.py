@@ -1,7 +1,7 @@
 """Recorded decoding of the original Jacobi Forcing programs, replayed network call by network call.
 
-The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models, settings and prompts come from the names of
-files and arrays. Runs of equal static settings share a program, those of several models too.
+Models, settings and prompts come from the names of files and arrays. Runs of equal static settings share a program,
+those of several models too.
 """
 
 import dataclasses
@@ -17,15 +17,14 @@ import pytest
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
-from convert import qwen2
-from convert.engine import in_memory, read_json
 from experiments import replicas
 from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import in_memory, read_json
+from paradec_jax.decode.rules.sampling import filtered_probabilities
 from paradec_jax.models import TransformerNetwork
-
-pytestmark = pytest.mark.golden
 
 KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote", "running_window")
 
@@ -372,3 +371,23 @@ def test_aliased_trajectories_lose_their_draft(case):
             np.testing.assert_array_equal(other.points[0], one.points[-1])
             np.testing.assert_array_equal(other.points[1:], one.points[1:])
             assert (one.points[0] != one.points[-1]).any()
+
+
+# The verifier that samples
+
+
+def probability_names() -> list:
+    return [(m, name) for m in MODELS for name in arrays(m, "running_window") if name.startswith("probs/set")]
+
+
+@pytest.mark.parametrize(("model", "name"), probability_names())
+def test_target_probabilities(model, name):
+    stored = arrays(model, "running_window")
+    temperature, top_k, top_p = re.fullmatch(r"probs/set\d+_T([\d.]+)_k(\w+)_p([\w.]+)", name).groups()
+    knobs = decode.SamplingKnobs(
+        temperature=float(temperature),
+        top_k=None if top_k == "None" else int(top_k),
+        top_p=1.0 if top_p == "None" else float(top_p),
+    )
+    probs = filtered_probabilities(jnp.asarray(stored["probs/logits"]), knobs, top_p_rule="drop-renormalised")
+    assert np.abs(np.asarray(probs) - stored[name]).max() <= 1e-6

@@ -1,8 +1,7 @@
 """Recorded arrays of the original training code: selection, packing, masks, pairs, losses, gradients.
 
-The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models are named by the files `NAME_train.npz` and
-`NAME_cllm_loss.npz`; their weights lie in a folder of that name, or beside the files. Cases come from each file's
-`names`, masks and losses from its keys.
+Models are named by the files `NAME_train.npz` and `NAME_cllm_loss.npz`; their weights lie in a folder of that name,
+or beside the files. Cases come from each file's `names`, masks and losses from its keys.
 """
 
 import dataclasses
@@ -13,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded import assert_close, exported, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
-from convert import qwen2
-from convert.engine import read_json
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import read_json
 from paradec_jax.data.noisy_iterates import Selection, noise_ratio, pack
 from paradec_jax.data.trajectories import Generation
 from paradec_jax.losses import (
@@ -31,8 +31,6 @@ from paradec_jax.losses import (
 )
 from paradec_jax.losses.consistency import counted_pairs, packed_positions
 from paradec_jax.nn import masks
-
-pytestmark = pytest.mark.golden
 
 LOGITS = {"random": 3e-4}  # large random weights make large logits
 LOGITS_OTHERWISE = 1e-4
@@ -141,9 +139,6 @@ def test_folder_holds_recorded_arrays():
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
 
 
-# Data
-
-
 @pytest.mark.parametrize(("name", "tag"), cases("train"))
 def test_selection_and_packing(name, tag):
     case, rng = case_of(name, tag), np.random.default_rng(0)
@@ -205,25 +200,14 @@ def test_masks_and_pairs(name, tag, sub):
     assert not pairs.keep[0][~all_offsets].any()
 
 
-# Forward
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def logits_of(network, params, tokens, positions, mask):
-    return network.logits(params, network.forward(params, tokens, positions, mask=mask).hidden)
-
-
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "logits"))
 def test_logits(name, tag, sub):
     network, params, _ = model(name)
     case, rules = case_of(name, tag), rules_of(sub)
     ids, positions = case["ids_after_eos_flip"][None], case["position_ids"][None]
     mask = mask_of(case.prompt, case.pairs, case.block, rules.window_of(case.pairs))
-    packed = np.asarray(logits_of(network, params, ids, positions, mask))[0]
-    assert_close(packed, case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
-
-
-# Losses and gradients
+    packed, *_ = read(network, params, ids, positions, None, mask)
+    assert_close(packed[0], case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
 
 
 @functools.cache

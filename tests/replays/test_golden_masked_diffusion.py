@@ -1,7 +1,4 @@
-"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero.
-
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
-"""
+"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero."""
 
 import functools
 import json
@@ -10,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of, read
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
-from convert import mdlm
-from convert.engine import in_memory, read_json, table_shapes
+from paradec_jax.convert import mdlm
+from paradec_jax.convert.engine import in_memory, read_json, table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
-
-pytestmark = pytest.mark.golden
 
 TOLERANCE = 1e-4
 MASKS_COLUMN = 0.13  # log-probabilities near -1e6, which float32 knows to 1/16
@@ -36,10 +32,6 @@ READ = {  # arrays of forward.npz, each by the test that compares it
 
 def hidden_after() -> list[str]:
     return [f"hidden_after_block_{i}" for i in range(model()[0].config.layers)]
-
-
-def positions_of(tokens):
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -107,13 +99,8 @@ def test_raw_logits():
 
 def test_logits_of_prepared_parameters():
     network, params, _ = model()
-    tokens = jnp.asarray(arrays("forward")["xt"])
-
-    @jax.jit
-    def logits(prepared):
-        return network.logits(prepared, network.forward(prepared, tokens, positions_of(tokens)).hidden)
-
-    assert_close(logits(network.prepare(params)), arrays("forward")["raw_logits"], TOLERANCE)
+    logits, *_ = read(network, network.prepare(params), jnp.asarray(arrays("forward")["xt"]))
+    assert_close(logits, arrays("forward")["raw_logits"], TOLERANCE)
 
 
 def test_log_probabilities():

@@ -1,7 +1,6 @@
 """Recorded sampling of the original programs of MDLM and SDTT: single draws, steps, whole texts, what they cost.
 
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes, steps and strides are read
-from its arrays.
+Sizes, steps and strides are read from the arrays.
 """
 
 import functools
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded_masked_diffusion import FOLDER, arrays, model
 
 from experiments.replicas import RecordedRaces, ReleasedMasked, ReleasedStrided
@@ -17,8 +17,6 @@ from experiments.replicas import masked_rules as rules
 from paradec_jax import decode
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.subs import subs
-
-pytestmark = pytest.mark.golden
 
 PROGRAMS = {  # name in the files: the decoder's options
     "mdlm_ddpm": {"program": "mdlm", "sampler": "ancestral"},
@@ -36,9 +34,6 @@ def recorded() -> list[tuple[str, str]]:
     return [(f, name) for f in TRAJECTORIES for name in PROGRAMS if f"{name}_final" in arrays(f)]
 
 
-# A draw
-
-
 def test_categorical_draws():
     """Ties, zeros and negative weights, uniforms from 0 to the largest float below 1."""
     want = arrays("categorical")
@@ -53,23 +48,13 @@ def test_categorical_draws():
         np.testing.assert_allclose(denominator, want["denom_float64"], rtol=1e-12)
 
 
-# A step
-
-
 @functools.cache
 def probabilities() -> jax.Array:
     """Of the tokens, given the state of steps.npz."""
     network, params, spec = model()
     tokens = jnp.asarray(arrays("steps")["x"], jnp.int32)
-
-    @jax.jit
-    def call(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        with jax.default_matmul_precision("highest"):
-            out = network.forward(params, tokens, positions)
-            return jnp.exp(subs(network.logits(params, out.hidden), tokens, spec.mask))
-
-    return call(params, tokens)
+    with jax.default_matmul_precision("highest"):
+        return jnp.exp(subs(read(network, params, tokens)[0], tokens, spec.mask))
 
 
 def steps_of() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int]:
@@ -84,16 +69,16 @@ def steps_of() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int]:
     )
 
 
+def ancestral(p, x, t, s, mask):
+    return reverse_weights(p, rules.mask_probability(t), rules.mask_probability(s), mask)
+
+
 WEIGHTS = {
-    "mdlm_ddpm": lambda p, x, t, s, m: reverse_weights(
-        p, rules.mask_probability(t), rules.mask_probability(s), m
-    ),
+    "mdlm_ddpm": ancestral,
     "mdlm_ddpm_cache": lambda p, x, t, s, m: reverse_weights(p, t, s, m),
     "mdlm_analytic": rules.analytic_weights,
     "mdlm_denoiser": lambda p, x, t, s, m: rules.analytic_weights(p, x, t, None, m),
-    "sdtt_ancestral": lambda p, x, t, s, m: reverse_weights(
-        p, rules.mask_probability(t), rules.mask_probability(s), m
-    ),
+    "sdtt_ancestral": ancestral,
     "sdtt_analytic": rules.analytic_weights,
 }
 
@@ -117,11 +102,7 @@ def test_the_final_denoise_is_an_argmax():
     np.testing.assert_array_equal(jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"])
 
 
-# Whole texts
-
-
 def state_and_info(state, info):
-    """Records the canvas and what the step did."""
     return state.rows.tokens, info
 
 

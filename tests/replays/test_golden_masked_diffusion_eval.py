@@ -1,15 +1,12 @@
-"""Recorded arrays of the original programs' judgements: generative perplexity by both, a last word's bound and fill.
+"""Recorded arrays of the original programs' judgements: generative perplexity, a last word's bound and fill."""
 
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
-"""
-
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded_masked_diffusion import arrays, assert_close, model
 
 from paradec_jax.decode.rules.subs import subs
@@ -18,8 +15,6 @@ from paradec_jax.evaluate.judge import summed
 from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, hide
 from paradec_jax.store import Model
-
-pytestmark = pytest.mark.golden
 
 READ = {  # arrays of eval.npz, each by the test that compares it or as its input
     "mdlm_gen_ppl",
@@ -55,16 +50,13 @@ def generative(definition):
     return math.exp(above.sum() / below.sum()), counted
 
 
-def test_generative_perplexity_of_sdtt():
-    value, counted = generative("sdtt")
-    assert value == pytest.approx(float(recorded()["sdtt_gen_ppl"]), rel=1e-4)
-    assert counted.sum() == recorded()["gen_tokens"][:, 1:].size
-
-
-def test_generative_perplexity_of_mdlm():
-    value, counted = generative("mdlm")
-    assert value == pytest.approx(float(recorded()["mdlm_gen_ppl"]), rel=1e-4)
-    assert counted.sum() == recorded()["mdlm_gen_ppl_weight"] < recorded()["gen_tokens"][:, 1:].size
+@pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
+def test_generative_perplexity(definition):
+    value, counted = generative(definition)
+    assert value == pytest.approx(float(recorded()[f"{definition}_gen_ppl"]), rel=1e-4)
+    every = recorded()["gen_tokens"][:, 1:].size
+    assert counted.sum() == (every if definition == "sdtt" else recorded()["mdlm_gen_ppl_weight"])
+    assert (counted.sum() < every) == (definition == "mdlm")
 
 
 def span():
@@ -73,10 +65,8 @@ def span():
     return Span((*prefix, *suffix), len(prefix), len(prefix) + len(suffix) - 1)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def log_probs(network, params, tokens, mask):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return subs(network.logits(params, network.forward(params, tokens, positions).hidden), tokens, mask)
+    return subs(read(network, params, tokens)[0], tokens, mask)
 
 
 def test_the_last_word_is_filled_in_one_call():

@@ -1,7 +1,7 @@
 """Recorded arrays of the original recurrent-depth program: what they are, and the forward pass.
 
-The folder is `PARADEC_GOLDEN/recurrent_depth`, or `tests/golden/recurrent_depth`. Names, shapes and cases
-come from its manifest and arrays; a kind of run that the manifest does not list is not tested.
+Names, shapes and cases come from its manifest and arrays; a kind of run that the manifest does not list is not
+tested.
 """
 
 import functools
@@ -28,17 +28,12 @@ from recorded_recurrent_depth import (
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn.products import dense
 
-pytestmark = pytest.mark.golden
-
 
 def test_folder_holds_recorded_runs():
     assert RUNS, f"{FOLDER} has no manifest.json with runs of the kinds {', '.join(KINDS)}"
     for run in RUNS.values():
         file = FOLDER / run["file"]
         assert file.is_file(), f"{file} is listed in the manifest, but missing"
-
-
-# Forward
 
 
 @pytest.mark.parametrize("name", names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?"))

@@ -20,8 +20,6 @@ from recorded_recurrent_depth import (
 
 from paradec_jax.decode import Prefix
 
-pytestmark = pytest.mark.golden
-
 FED_TOGETHER = 4  # first tokens of the ragged runs
 
 

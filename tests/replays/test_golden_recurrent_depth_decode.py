@@ -1,4 +1,4 @@
-"""Recorded decoding of the original recurrent-depth program, one by one, adaptive and speculative."""
+"""Recorded decoding of the original recurrent-depth program, adaptive and speculative; what filters leave."""
 
 import functools
 from itertools import islice
@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_recurrent_depth import arrays, cases, network, params, pools, row, sampling_of
+from recorded_recurrent_depth import arrays, assert_close, cases, network, params, pools, row, sampling_of
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.recurrent.latents import RecordedLatents
-
-pytestmark = pytest.mark.golden
+from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 
 def decoder_of(kind: type, case: dict, **options):
@@ -108,3 +107,11 @@ def test_speculative(case):
         result = jax.tree.map(np.asarray, decoder.finish(state))
     assert accepted == want[f"accepted_{name}"].tolist()
     assert row(result) == want[f"tokens_{name}"].tolist()
+
+
+@pytest.mark.parametrize("case", cases("sampling"))
+def test_filtered_probabilities(case):
+    values = {k: case[k] for k in ("top_k", "top_p", "min_p") if case.get(k) is not None}
+    knobs = decode.SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)
+    probs = filtered_probabilities(jnp.asarray(arrays("sampling")["logits"]), knobs)
+    assert_close(probs, arrays("sampling")[f"probs_{case['case']}"], 2e-6)

@@ -10,10 +10,8 @@ import pytest
 from recorded import exported
 from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
 
-from convert import huginn
+from paradec_jax.convert import huginn
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
-
-pytestmark = pytest.mark.golden
 
 LOSS = 2e-5
 

@@ -23,9 +23,6 @@ from recorded_recurrent_depth import (
 from experiments import replicas
 from paradec_jax import decode
 
-pytestmark = pytest.mark.golden
-
-
 WAVES = {run["name"]: run for run in recorded_runs() if run["kind"] == "wavefront"}
 SETTINGS_OF_THE_WAVE = {
     "inner_recurrence": 4,

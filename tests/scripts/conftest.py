@@ -6,5 +6,4 @@ import toys as made
 
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory):
-    """A folder with all models of `toys.py`."""
     return made.make(tmp_path_factory.mktemp("toys"))

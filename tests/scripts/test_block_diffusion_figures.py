@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from toys import CHAIN, of_blocks
 
 from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
@@ -120,12 +121,9 @@ def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
     recipe = train.Recipe(preset="test-sdar", init=init, look_back=look_back, alignment="next")
     model = train.untrained(recipe, recipe.source())
     assert model.config.layers == causal().config.layers + look_back and model.config.block == 8
-    tokens, positions = jnp.asarray([[5, 9, 300, 12, 7]]), jnp.arange(5)[None]
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def said(network, params):
-        mask = jnp.tril(jnp.ones((5, 5), bool))
-        return network.logits(params, network.forward(params, tokens, positions, mask=mask).hidden)
-
-    found, wanted = (said(network_of(one.config), dict(one.params)) for one in (model, causal()))
+    tokens, mask = jnp.asarray([[5, 9, 300, 12, 7]]), jnp.tril(jnp.ones((5, 5), bool))
+    found, wanted = (
+        read(network_of(one.config), dict(one.params), tokens, None, None, mask)[0]
+        for one in (model, causal())
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -1,13 +1,13 @@
 """Blocks of several lengths: one checkpoint read at each, and a length chosen by entropy, block by block."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from results import listed
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
@@ -75,20 +75,14 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
                 if step == 0 or not reads[step, row] or info.step[step, row] == 0:
                     continue
                 mask = jnp.asarray(np.arange(SIZE) < ends[:, None])
-                whole = hidden_of(network, params, tokens[step - 1][row : row + 1, :SIZE], mask)
-                read = info.hidden[step, row, : end - start]
-                np.testing.assert_allclose(whole[0, start:end], read, rtol=0, atol=1e-12)
+                text = tokens[step - 1][row : row + 1, :SIZE]
+                _, whole, _ = read(network, params, text, None, None, mask)
+                found = info.hidden[step, row, : end - start]
+                np.testing.assert_allclose(whole[0, start:end], found, rtol=0, atol=1e-12)
                 ends[end:] = SIZE
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def hidden_of(network, params, tokens, mask):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return network.forward(params, tokens, positions, mask=mask).hidden
-
-
 def canvas_and_info(state, info):
-    """Records the canvas and what a call did."""
     return state.rows.tokens, info
 
 

@@ -146,7 +146,10 @@ STUDIES = {
 ELSEWHERE = {
     *("common.curves", "jacobi.study", "recurrent_depth.study"),  # test_common
     *("launch.local", "lm_eval.execution", "lm_eval.run"),  # tests of their own
-    *(f"systems.{name}" for name in ("checkouts", "few_rows", "memory", "plan", "report")),  # tests/systems
+    *(
+        f"systems.{name}" for name in ("checkouts", "few_rows", "memory", "plan", "report", "slot")
+    ),  # tests/systems
+    *("real.measure", "real.peer"),  # make real
 }
 
 

@@ -41,27 +41,23 @@ def of_characters(preset: str, seed: int) -> Model:
 
 
 def of_blocks(recipe: train.Recipe, **changes: Any) -> Model:
-    """A model of block diffusion."""
     model = train.untrained(recipe, recipe.source())
     params = jax.tree.map(lambda x: 2 * x, dict(model.params))
     return dataclasses.replace(model, params=params, config=dataclasses.replace(model.config, **changes))
 
 
 def with_head(model: Model) -> Model:
-    """A backbone and a head of one layer."""
     shape = ResidualHeadConfig.of(model.config, 1)
     head = residual_head.init_params(shape, jax.random.key(1), "normal_0.2")
     return dataclasses.replace(model, head=ResidualHead(shape, head))
 
 
 def of_pointers() -> Model:
-    """A model that reads tables of pointers."""
     params = init_params(POINTERS.shape, jax.random.key(0))
     return Model(POINTERS.shape, params, token_spec(), pointers.build_tokenizer())
 
 
 def make(folder: Path) -> Path:
-    """All of them."""
     chain = of_blocks(CHAIN)
     models = {
         "causal": of_words("test-causal", 0),

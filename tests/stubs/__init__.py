@@ -1,5 +1,7 @@
 """Networks with known answers, and tiny models, for tests of decoders."""
 
+# ruff: noqa: F401
+
 from stubs.base import Spoilt
 from stubs.causal import StubCausal
 from stubs.denoiser import StubDenoiser
@@ -20,26 +22,3 @@ from stubs.tiny import (
     tiny_params,
     tiny_request,
 )
-
-__all__ = [
-    "PROMPTS",
-    "JointBlocks",
-    "JointDenoiser",
-    "Spoilt",
-    "StubCausal",
-    "StubDenoiser",
-    "StubHead",
-    "StubNetwork",
-    "SumDenoiser",
-    "tiny_blocks",
-    "tiny_blocks_params",
-    "tiny_causal",
-    "tiny_causal_params",
-    "tiny_denoiser",
-    "tiny_denoiser_params",
-    "tiny_head",
-    "tiny_head_params",
-    "tiny_network",
-    "tiny_params",
-    "tiny_request",
-]

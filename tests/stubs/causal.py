@@ -44,7 +44,6 @@ class StubCausal(CachedStub):
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """The one of its own."""
         return () if self.counter is None else (self.counter,)
 
     def expected(self, prompt: Sequence[int], count: int, recurrence: int = 1) -> list[int]:

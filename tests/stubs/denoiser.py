@@ -52,12 +52,10 @@ class StubDenoiser(CachedStub):
 
     @property
     def mask(self) -> int:
-        """The mask's id."""
         return self.vocab_size - 1
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Lengths of blocks that it serves."""
         return () if self.block is None else tuple(sorted({self.block, *self.others}))
 
     @property

@@ -50,16 +50,13 @@ class StubHead(CachedStub):
 
     @property
     def max_length(self) -> int:
-        """That of the backbone."""
         return self.of.max_length
 
     @property
     def block(self) -> int | None:
-        """That of the backbone."""
         return self.of.block
 
     def init_cache(self, keys: Array, size: int) -> HeadKV:
-        """An empty cache."""
         return HeadKV(**vars(super().init_cache(keys, size)), stale=jnp.ones((len(keys), size), bool))
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:

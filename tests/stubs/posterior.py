@@ -43,17 +43,14 @@ class Joint(Posterior):
 
     @property
     def vocab_size(self) -> int:
-        """V, the mask included."""
         return self.symbols + 1
 
     @property
     def mask(self) -> int:
-        """The mask's id."""
         return self.symbols
 
     @property
     def texts(self) -> Int[np.ndarray, "M L"]:
-        """All texts."""
         return np.asarray(list(itertools.product(range(self.symbols), repeat=self.length)), np.int32)
 
     @property
@@ -82,7 +79,6 @@ class JointDenoiser(Joint):
     def forward(
         self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call."""
         del prefix, positions
         batch, width = inputs.shape
         seen = jnp.ones((batch, width), bool)
@@ -123,7 +119,6 @@ class JointBlocks(Joint, CachedStub):
     def forward(
         self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call. The caller stores the window."""
         if mask is None:
             mask = positions[:, :, None] // self.block >= positions[:, None] // self.block
         own = TokenKV(inputs, positions)
@@ -171,7 +166,6 @@ class SumDenoiser(Posterior):
     def forward(
         self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call. A canvas is a whole text."""
         del prefix, positions, mask
         seen = inputs[..., None] == jnp.arange(10)
         evidence = jnp.where((inputs == self.mask)[..., None], 1.0, seen.astype(jnp.float32))

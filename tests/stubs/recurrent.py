@@ -116,7 +116,6 @@ class StubNetwork(CachedStub):
         return StubCache(kv, initial)
 
     def latents(self, cache: StubCache, positions: Ids) -> State:
-        """The initial latents of these positions."""
         return jnp.take_along_axis(cache.initial, positions[..., None], axis=1)
 
     def start_from(self, cache: StubCache, states: State, at: Int[Array, "B"]) -> StubCache:
@@ -128,7 +127,6 @@ class StubNetwork(CachedStub):
         return jnp.zeros((*keys.shape, 2)) * scale
 
     def empty_window(self, batch: int, width: int) -> StubKV:
-        """Room for one window."""
         shape = (batch, width, 1)
         return StubKV(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
 
@@ -191,7 +189,6 @@ class StubNetwork(CachedStub):
     def recur(
         self, params: Any, state: State, e: State, view: StubView, window: StubKV, recurrences: int
     ) -> tuple[State, StubKV]:
-        """Several recurrences."""
 
         def body(carry: tuple[Array, StubKV], index: Array) -> tuple[tuple[Array, StubKV], None]:
             return self.iterate(params, carry[0], e, view, carry[1], index), None

@@ -13,22 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.config import (
-    BLOCK_DIFFUSION_PRESETS,
-    CAUSAL_PRESETS,
-    MASKED_DIFFUSION_PRESETS,
-    RECURRENT_PRESETS,
-    ResidualHeadConfig,
-)
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.request import Request, make_request
-from paradec_jax.families import init_params, parameter_shapes
-from paradec_jax.models import (
-    DenoiserNetwork,
-    RecurrentDepthNetwork,
-    ResidualHeadNetwork,
-    TransformerNetwork,
-    residual_head,
-)
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.models import RecurrentDepthNetwork, ResidualHeadNetwork, residual_head
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
 NEVER = -1  # a stop token that no text holds, so that requests with and without one share a program
@@ -51,37 +39,30 @@ def drawn(init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float =
 def tiny_network(
     cache: str = "shared", recurrence: int | None = None, **changes: Any
 ) -> RecurrentDepthNetwork:
-    """A recurrent-depth network."""
-    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
+    config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
     return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
 
 
-@functools.cache
-def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_network`."""
-    return drawn(init_params, tiny_network(**changes).config, seed, gain)
+def tiny(name: str, **changes: Any) -> Any:
+    return network_of(dataclasses.replace(PRESETS[name], **changes))
 
 
-def tiny_causal(**changes: Any) -> TransformerNetwork:
-    """A causal transformer."""
-    return TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
+tiny_causal = functools.partial(tiny, "test-causal")
+tiny_blocks = functools.partial(tiny, "test-sdar")
+tiny_denoiser = functools.partial(tiny, "test-mdlm")
 
 
-@functools.cache
-def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_causal`."""
-    return drawn(init_params, tiny_causal(**changes).config, seed, gain)
+def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The function that draws parameters of `network(**changes)`."""
+
+    @functools.cache
+    def params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+        return drawn(init_params, network(**changes).config, seed, gain)
+
+    return params
 
 
-def tiny_blocks(**changes: Any) -> TransformerNetwork:
-    """A transformer that sees in blocks."""
-    return TransformerNetwork(dataclasses.replace(BLOCK_DIFFUSION_PRESETS["test-sdar"], **changes))
-
-
-@functools.cache
-def tiny_blocks_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_blocks`."""
-    return drawn(init_params, tiny_blocks(**changes).config, seed, gain)
+tiny_params, tiny_causal_params, tiny_blocks_params = map(params_of, (tiny_network, tiny_causal, tiny_blocks))
 
 
 def tiny_head(**changes: Any) -> ResidualHeadNetwork:
@@ -94,11 +75,6 @@ def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_head`, drawn as the released heads began."""
     init = functools.partial(residual_head.init_params, init="normal_0.2")
     return drawn(init, tiny_head(**changes).config, seed)
-
-
-def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
-    """A denoiser."""
-    return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
 
 
 @functools.cache

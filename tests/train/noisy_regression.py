@@ -98,7 +98,6 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def losses_of(folder: Path) -> list[tuple[int, float]]:
-    """Update and loss of every line."""
     return [(line["step"], line["loss"]) for line in lines_of(folder) if "loss" in line]
 
 

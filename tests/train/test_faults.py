@@ -14,8 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cluster_counts import count
 from noisy_regression import STEPS, assert_same, losses_of, python, train
-from training_command import FULL, LONG, count, end_of, ended, started, told, wait_for
+from training_command import FULL, LONG, end_of, ended, started, told, wait_for
 
 from paradec_jax.train import NoneReadable
 
@@ -68,7 +69,7 @@ def test_kills_at_random_moments_change_no_bit_and_block_nothing(tmp_path, whole
         assert_same(end_of(folder), end_of(whole_on_devices))
         held += here if losses_of(folder) == losses_of(whole_on_devices) else 0
     told_of = f"kill -9 on {DEVICES} devices, then the same command"
-    count(record_property, told_of, kills, held, in_a_save=saving)
+    count(record_property, "loop", told_of, kills, held, in_a_save=saving)
 
 
 def test_a_run_that_is_asked_to_end_saves_and_exits_0(tmp_path, whole, record_property):
@@ -88,7 +89,7 @@ def test_a_run_that_is_asked_to_end_saves_and_exits_0(tmp_path, whole, record_pr
         state, losses = whole
         assert_same(train(folder, of_hooks={"save": 1, "log": 1}), state)
         held += good and losses_of(folder) == losses
-    count(record_property, "SIGTERM, then the same call", ends, held)
+    count(record_property, "loop", "SIGTERM, then the same call", ends, held)
 
 
 def test_a_full_disk_and_then_room(tmp_path, whole, record_property):
@@ -111,7 +112,7 @@ def test_a_full_disk_and_then_room(tmp_path, whole, record_property):
             subprocess.run(["rm", "-r", str(folder)], check=True)
     finally:
         subprocess.run(["umount", str(room)], check=True)
-    count(record_property, "a full disk, then room", len(cases), held)
+    count(record_property, "loop", "a full disk, then room", len(cases), held)
 
 
 def damage(folder: Path, how: str, rng: random.Random) -> str:
@@ -174,7 +175,7 @@ def test_no_damage_gives_a_wrong_value(tmp_path, whole_on_devices, record_proper
     assert python("test_faults", code).wait(1800) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert min(found["equal"], found["passed_over"], found["refused"]) > 0
-    count(record_property, "checkpoints damaged", DAMAGED, sum(found.values()), **found)
+    count(record_property, "loop", "checkpoints damaged", DAMAGED, sum(found.values()), **found)
 
 
 def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path, whole_on_devices, record_property):
@@ -191,4 +192,4 @@ def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path, whole_on_devices,
     params = max(float(np.max(np.abs(x - y)) / np.max(np.abs(y))) for x, y in pairs)
     held = apart < CLOSE and params < 1e-3  # AdamW divides small gradients by their size
     what = f"restored on {' -> '.join(map(str, numbers))} devices"
-    count(record_property, what, 1, int(held), losses=apart, params=params)
+    count(record_property, "loop", what, 1, int(held), losses=apart, params=params)

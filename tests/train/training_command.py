@@ -115,7 +115,6 @@ def started(folder: Path, **options: Any):
 
 
 def ended(folder: Path, **options: Any) -> int:
-    """The code with which the command ends."""
     with started(folder, **options) as process:
         return process.wait(LONG)
 
@@ -140,11 +139,6 @@ def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
         assert time.monotonic() - begun < LONG
         time.sleep(0.005)
     return True
-
-
-def count(record_property, what: str, cases: int, held: int, **more: Any) -> None:
-    record_property("cluster", {"part": "loop", "what": what, "cases": cases, "held": held, **more})
-    assert cases == held > 0
 
 
 def end_of(folder: Path) -> TrainState:

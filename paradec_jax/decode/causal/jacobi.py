@@ -18,6 +18,7 @@ With several blocks, drafts reach beyond the block that is verified (Jacobi Forc
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -26,7 +27,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_sizes
-from paradec_jax.decode.machine.candidates import Sizes, distinct, forward_candidates, of_candidate
+from paradec_jax.decode.machine.candidates import Reading, Sizes, distinct, forward_candidates, of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.request import Request
@@ -149,10 +150,9 @@ class Jacobi(DecoderBase):
         draft = self._fill(uniforms, request.tokens, request.lengths)
         reader = None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
-        predicted = self.predictor(params, rows, knobs)(out.hidden[:, None])
-        tokens, log_probs, _ = jax.tree.map(lambda x: x[:, 0], predicted)
+        tokens, logits = (x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None]))
         rows = rows.spend(out.counts, request.lengths + self.width - 1)
-        rows = rows.commit(tokens, jnp.ones_like(rows.length), log_probs)
+        rows = rows.commit(tokens, jnp.ones_like(rows.length), self.scores(logits, tokens))
         candidates = jnp.repeat(tokens[:, None, 1:], self.num_candidates, axis=1)
         pool = jnp.full((request.batch, self.pool, self.width + 1), EMPTY, jnp.int32)
         nothing = jnp.zeros_like(tokens[:, 1:], bool)
@@ -170,35 +170,57 @@ class Jacobi(DecoderBase):
         # since it remembers what was predicted beyond the window's end.
         count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
         sizes = Sizes(count, end - at, ~before.done, () if self.pool else (self.block,), self.bounded)
-        read = self.predictor(params, before, knobs, keep_logits=self.num_candidates > 1)
-        call = forward_candidates(self.network, params, state.cache, fed, at, sizes, read)
-
-        # Verify: a guess agrees if it is what the token before it predicts, as far as the window goes.
-        inside = before.length[:, None] + jnp.arange(self.width - 1) < end[:, None]
-        computed = jnp.arange(self.num_candidates) < count[:, None]
-        agrees = (drafts == call.outputs[0][:, :, :-1]) & inside[:, None] & computed[:, :, None]
-        # The candidate of the longest leading agreement wins, the first among equals: m guesses are accepted.
-        matches = jax.vmap(select.leading_run)(agrees)
-        winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        (tokens, log_probs), agrees = of_candidate((call.outputs[:2], agrees), winner)
+        # Verify: the candidate whose guesses agree longest wins, and m of them are accepted.
+        verify = functools.partial(self._verify, params, state, knobs, count)
+        call = forward_candidates(self.network, params, state.cache, fed, at, sizes, verify)
+        tokens, log_probs, agrees = jax.tree.map(lambda x: x[:, 0], call.outputs)
+        winner, m, best = call.kept
 
         # Commit them and the token after them, which follows from them.
         rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
-        kv = call.kv_of(self.network, winner)
-        cache = self.network.write(state.cache, kv, write_after_read(at, tokens))
+        cache = self.network.write(state.cache, call.kv, write_after_read(at, tokens))
 
         # Spawn a block where the newest one agrees on a share r; promote the next one where it is reached.
-        new_end = self.next_end(rows, at, end, agrees, knobs.spawn)
+        new_end = self.next_end(rows, at, end, agrees[:, :-1], knobs.spawn)
         # Refresh: what the winner predicts up to the old end is the draft; what nothing predicts yet is random.
         known = jnp.minimum(end - at, self.width)[:, None] - (m[:, None] + 1)
         fill = self._fill(state.uniforms, rows.tokens, rows.length)
         draft = jnp.where(jnp.arange(self.width - 1) < known, shift(tokens, m + 1)[:, :-1], fill)
         # Recycle: a rejected iterate may hold the right tokens at the wrong place (section 4).
-        drafts = self._with_others(draft, state.pool, rows, call.outputs[2], (winner, m), known)
+        drafts = self._with_others(draft, state.pool, rows, best, known)
         iterate = jnp.concatenate([before.newest[0], tokens], axis=1)
         pool = jnp.concatenate([iterate[:, None], state.pool], axis=1)[:, : self.pool]
         info = JacobiInfo(winner, m, rows.length - before.length)
         return JacobiState(rows, cache, drafts, new_end, pool, state.uniforms), info
+
+    def _verify(
+        self,
+        params: Any,
+        state: JacobiState,
+        knobs: Any,
+        count: Int[Array, "B"],
+        hidden: Float[Array, "B r w D"],
+    ) -> Reading:
+        """The winner's tokens, log-probabilities and agreement; which one it is, its m, and the next-best tokens."""
+        tokens, logits = self.predict(params, state.rows, knobs, hidden)
+        candidates, width = tokens.shape[1:]
+        # A guess agrees if it is what the token before it predicts, as far as the window goes.
+        inside = state.rows.length[:, None] + jnp.arange(width - 1) < state.window_end[:, None]
+        computed = jnp.arange(candidates) < count[:, None]
+        guesses = state.candidates[:, :candidates, : width - 1]
+        agrees = (guesses == tokens[:, :, :-1]) & inside[:, None] & computed[:, :, None]
+        # The candidate of the longest leading agreement wins, the first among equals.
+        matches = jax.vmap(select.leading_run)(agrees)
+        winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
+        own, agrees = (of_candidate(x, winner) for x in (tokens, agrees))
+        log_probs = self.scores(of_candidate(logits, winner), own)
+        best = None
+        if self.num_candidates > 1:  # read where the next draft begins, by one slice: the others are large
+            at = winner * width + jnp.minimum(m + 1, width - 1)
+            after = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
+            best = select.best(after, self.num_candidates)[:, 1:]
+        outputs = jax.tree.map(lambda x: x[:, None], (own, log_probs, agrees))
+        return Reading(outputs, winner, (winner, m, best))
 
     def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
         """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
@@ -238,20 +260,13 @@ class Jacobi(DecoderBase):
         return jnp.take_along_axis(tokens, drawn.astype(jnp.int32), axis=1)
 
     def _with_others(
-        self, draft: Array, pool: Array, rows: Rows, logits: Array | None, won: Any, known: Array
+        self, draft: Array, pool: Array, rows: Rows, best: Array | None, known: Array
     ) -> Int[Array, "B R drafts"]:
-        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess.
-
-        `won` is the winner and its m; of the logits [B, R, W, V] those of the next draft's first guess are read.
-        """
-        if logits is None:
+        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess."""
+        if best is None:
             return draft[:, None]
         others = self.num_candidates - 1
         recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
-        # One position's logits, by one slice: those of a whole candidate are large.
-        at = won[0] * self.width + jnp.minimum(won[1] + 1, self.width - 1)
-        logits = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
-        best = select.best(logits, others + 1)[:, 1:]
         repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
         valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
         return distinct(draft, jnp.concatenate([recycled, repairs], axis=1), valid, others + 1)

@@ -1,6 +1,7 @@
 """Prompt lookup: drafts are copied from where the row's newest tokens stood before."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.config.bounds import check_sizes
-from paradec_jax.decode.machine.candidates import Sizes, forward_candidates
+from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.request import Request
@@ -120,9 +121,9 @@ def read_prompt(
 ) -> CachedState:
     """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
     rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
-    predicted = decoder.predictor(params, rows, knobs)(out.hidden[:, None])
+    predicted = read(decoder, params, rows, knobs, out.hidden[:, None])
     rows = rows.spend(out.counts, request.lengths + drafted)
-    rows, _, _ = commit_right(rows, predicted, draft, drafted)
+    rows, _, _ = commit_right(rows, predicted.outputs, draft, drafted)
     return CachedState(rows, cache)
 
 
@@ -149,12 +150,18 @@ def verify(
     network, at, running = decoder.network, state.cached, ~state.rows.done
     fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)[:, None]
     sizes = Sizes(jnp.ones_like(at), 1 + drafted, running, (1 + least,), decoder.bounded)
-    read = decoder.predictor(params, state.rows, knobs)
-    call = forward_candidates(network, params, state.cache, fed, at, sizes, read)
+    reads = functools.partial(read, decoder, params, state.rows, knobs)
+    call = forward_candidates(network, params, state.cache, fed, at, sizes, reads)
     rows = state.rows.spend(call.counts, call.positions)
     rows, tokens, accepted = commit_right(rows, call.outputs, draft, drafted)
     cache = network.write(state.cache, call.kv, write_after_read(at, tokens))
     return CachedState(rows, cache), accepted
+
+
+def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, hidden: Array) -> Reading:
+    """What a call predicts: tokens [B, 1, W], and their log-probabilities where they are kept."""
+    tokens, logits = decoder.predict(params, rows, knobs, hidden)
+    return Reading((tokens, decoder.scores(logits, tokens)))
 
 
 def commit_right(
@@ -164,13 +171,13 @@ def commit_right(
 
     Args:
       rows: rows before the commit.
-      predicted: what `DecoderBase.predictor` reads for one candidate.
+      predicted: what was `read` for one candidate.
       draft, drafted: tokens after the newest one, and how many of them count.
 
     Returns:
       Rows, the choices at all W = K + 1 positions, and how many drafted tokens were right.
     """
-    tokens, log_probs, _ = jax.tree.map(lambda x: x[:, 0], predicted)
+    tokens, log_probs = jax.tree.map(lambda x: x[:, 0], predicted)
     counts = jnp.arange(draft.shape[1]) < drafted[:, None]
     accepted = select.leading_run((draft == tokens[:, :-1]) & counts)
     return rows.commit(tokens, accepted + 1, log_probs), tokens, accepted

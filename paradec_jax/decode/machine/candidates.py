@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -63,14 +63,32 @@ class Following:
     where: Bool[Array, "B"]
 
 
+class Reading(NamedTuple):
+    """What is read from the hidden states of r candidates of w tokens, which a call computes.
+
+    Keys, values and logits of all of them are large: where one candidate is chosen here, a call hands on no others.
+
+    Attributes:
+      outputs: leaves [B, r, w, ...]; of the chosen candidate alone, [B, 1, w, ...].
+      candidate: the chosen one, [B]; None for all of them.
+      kept: further leaves, of shapes that r and w do not change.
+    """
+
+    outputs: Any
+    candidate: Int[Array, "B"] | None = None
+    kept: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class CandidateCall:
     """What a call returns; zeros of what it did not compute.
 
     Attributes:
       outputs: hidden states of the candidates, or what was `read` from them, leaves [B, R, W, ...].
+      kept: what else was read.
       following: the same of the block that follows, leaves [B, W, ...]; None where there is none.
-      kv: keys and values of all candidates, one after the other; where a block follows, of its carrier alone.
+      kv: keys and values of all candidates, one after the other; where one was chosen, or a block follows, of that
+        candidate alone.
       width: tokens of a candidate in `kv`.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
@@ -78,6 +96,7 @@ class CandidateCall:
     """
 
     outputs: Any
+    kept: Any
     following: Any
     kv: Any
     width: Int[Array, ""]
@@ -103,7 +122,7 @@ def forward_candidates(
     fed: Shaped[Array, "B R W *rest"],
     at: Int[Array, "B"],
     sizes: Sizes,
-    read: Callable[[Any], Any] = lambda hidden: hidden,
+    read: Callable[[Any], Reading] = Reading,
     following: Following | None = None,
 ) -> CandidateCall:
     """One call of the network on R candidates, in the smallest compiled shape that holds those of all running rows.
@@ -114,8 +133,7 @@ def forward_candidates(
       fed: R candidates of W tokens (or vectors).
       at: position of each candidate's first token.
       sizes: what each row has of them.
-      read: hidden states [B, r, w, D] -> leaves [B, r, w, ...], for all r candidates and w tokens that the call
-        computes; logits are made here, so that a small call makes few.
+      read: hidden states [B, r, w, D] -> what to hand on; logits are made here, so that a small call makes few.
       following: a block after one of the candidates. Then a call has all W tokens of each.
     """
     batch, most, widest = fed.shape[:3]
@@ -140,22 +158,27 @@ def forward_candidates(
         mask = _mask(network, count, width, carrier)
         out = network.forward(params, inputs, seen, Prefix(cache, at), mask)
         hidden = out.hidden[:, : count * width].reshape(batch, count, width, -1)
-        outputs = jax.tree.map(lambda x: place(x, most, widest), read(hidden))
+        outputs, chosen, kept = read(hidden)
+        there, held, kv = (count, most, out.kv) if chosen is None else (1, 1, out.kv)
+        outputs = jax.tree.map(lambda x: place(x, held, widest), outputs)
         if following is None:
-            kv = out.kv if count * width == most * widest else network.widen(out.kv, most * widest)
-            return outputs, None, kv, jnp.int32(width), out.counts
-        kv = out.kv if inputs.shape[1] == width else network.pick(out.kv, following.carrier * width, width)
-        after = jax.tree.map(lambda x: x[:, 0], read(out.hidden[:, None, -width:]))
-        return outputs, after, kv, jnp.int32(width), out.counts
+            if there < count:
+                kv = network.pick(kv, chosen * width, width)
+            if there * width < held * widest:
+                kv = network.widen(kv, held * widest)
+            return outputs, kept, None, kv, jnp.int32(width), out.counts
+        kv = kv if inputs.shape[1] == width else network.pick(kv, following.carrier * width, width)
+        after = jax.tree.map(lambda x: x[:, 0], read(out.hidden[:, None, -width:]).outputs)
+        return outputs, kept, after, kv, jnp.int32(width), out.counts
 
     if sizes.bounded:
         result = call((most, widths[-1]))
     else:
         result = on_smallest(call, counts, widths, count, needed, sizes.running)
-    outputs, after, kv, width, amounts = result
+    outputs, kept, after, kv, width, amounts = result
     if following is not None:
         after = where_rows(following.where, after, jax.tree.map(jnp.zeros_like, after))
-    return CandidateCall(outputs, after, kv, width, amounts, positions, (most, widest))
+    return CandidateCall(outputs, kept, after, kv, width, amounts, positions, (most, widest))
 
 
 def _mask(

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -285,22 +284,17 @@ class DecoderBase(abc.ABC):
         uniforms = None if rows.recorded is None else rows.recorded.uniforms
         return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
 
-    def predictor(
-        self, params: Any, rows: Rows, knobs: Any, *, keep_logits: bool = False
-    ) -> Callable[[Float[Array, "B R W D"]], tuple[Any, Any, Any]]:
-        """What `forward_candidates` reads from hidden states of each row's newest token and guesses after it.
+    def predict(
+        self, params: Any, rows: Rows, knobs: Any, hidden: Float[Array, "B R W D"]
+    ) -> tuple[Int[Array, "B R W"], Float[Array, "B R W V"]]:
+        """The token that belongs after each row's newest one and each guess after it, and the logits that say so.
 
-        It gives the token that belongs after each, [B, R, W], its log-probability where they are kept, and the logits
-        where asked for. Candidates draw with the same noise, which belongs to positions.
+        Candidates draw with the same noise, which belongs to positions.
         """
-
-        def read(hidden: Float[Array, "B R W D"]) -> tuple[Any, Any, Any]:
-            logits = self.network.logits(params, hidden)
-            positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
-            tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
-            return tokens, self.scores(logits, tokens), logits if keep_logits else None
-
-        return read
+        logits = self.network.logits(params, hidden)
+        positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
+        tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
+        return tokens, logits
 
     def scores(
         self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]

@@ -1,0 +1,121 @@
+"""A checkpoint in memory: a Hugging Face folder, a GGUF file, or a denoiser's checkpoint of Lightning."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax.chat import CHAT_TEMPLATE, DEFAULT, named_templates
+from paradec_jax.chat import check as check_template
+from paradec_jax.disk.tensors import finite
+from paradec_jax.model import Model
+from paradec_jax.tokenizer import Tokenizer
+
+from . import gguf, huginn, mdlm, qwen2, sdar
+from .engine import ConvertError, read_json
+from .fields import check_plain
+from .words import WORDS, check_words, json_if_there, read_special
+
+ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
+GGUF, LIGHTNING = ".gguf", ".ckpt"
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path,
+    dtype: str | None = None,
+    *,
+    tokenizer: Path | None = None,
+    weights: str | None = None,
+    of_blocks: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
+) -> Iterator[Model]:
+    """The whole model, its parameters read when they are asked for, tokenizer and chat template included.
+
+    Args:
+      path: folder with config.json and weights, or a file that ends in .gguf or .ckpt.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
+      tokenizer: a tokenizer.json in the place of the checkpoint's own.
+      weights: of a .ckpt, "raw" (the default) or "ema".
+      of_blocks: of block diffusion, `block`, `mask` and `alignment` of `sdar.read`.
+      allow_nonfinite: whether parameters may be NaN or infinite; a StoreError otherwise, when they are read.
+
+    Raises:
+      ConvertError: when the checkpoint is not that of one complete, supported model.
+    """
+    words = path / WORDS if tokenizer is None and (path / WORDS).is_file() else tokenizer
+    given = {name: value for name, value in (of_blocks or {}).items() if value is not None}
+    with _reading(path, dtype, tokenizer, weights, given) as model:
+        if path.is_dir():
+            template, special = _read_chat_template(path), read_special(path)
+            model = dataclasses.replace(model, chat_template=template, special_tokens=special)
+        if words is not None:
+            model = dataclasses.replace(model, tokenizer=Tokenizer.from_file(words))
+            check_words(path, words, model.tokenizer)
+        yield model if allow_nonfinite else _finite(model)
+
+
+def architecture(field: str, value: object, names: str) -> ModuleType:
+    """The converter among whose `names` (MODEL_TYPES or FAMILY) the value of a field is."""
+    known: dict[str, ModuleType] = {}
+    for module in ARCHITECTURES:
+        own = getattr(module, names)
+        known |= dict.fromkeys([own] if isinstance(own, str) else own, module)
+    if str(value) not in known:
+        raise ConvertError(f"{field} must be one of {', '.join(known)}, not {value!r}")
+    return known[str(value)]
+
+
+def _reading(
+    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[Model]:
+    """What a converter reads; `of_blocks` is told to block diffusion alone."""
+    module: ModuleType | None = None
+    if path.is_dir():
+        fields = mdlm.flat(read_json(path / "config.json"))
+        check_plain(fields)
+        module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")
+    for name in of_blocks if module is not sdar else ():
+        raise ConvertError(f"--{name} is for models of block diffusion, but {path} holds another")
+    if weights is not None and (module or path.suffix != LIGHTNING):
+        raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {path} is none")
+    if module is not None:
+        # The others' configs say what texts begin with.
+        more = {"words": tokenizer} if module in (qwen2, sdar) else {}
+        return module.read(path, fields, dtype, **of_blocks, **more)
+    if path.suffix == LIGHTNING:
+        return mdlm.read_checkpoint(path, weights or "raw", dtype)
+    if path.suffix != GGUF:
+        raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
+    return gguf.read(path, dtype)
+
+
+def _read_chat_template(folder: Path) -> str | None:
+    """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
+    file, path = folder / CHAT_TEMPLATE, folder / "tokenizer_config.json"
+    given = json_if_there(path).get("chat_template")
+    try:
+        if file.is_file():
+            path, given = file, file.read_bytes().decode()
+        templates = named_templates(given)
+        if len(templates) > 1 and DEFAULT not in templates:
+            raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
+        template = templates.get(DEFAULT, next(iter(templates.values()), None))
+        if template is not None:
+            check_template(template)
+    except ValueError as error:
+        raise ConvertError(f"{path}: {error}") from error
+    return template
+
+
+def _finite(source: Any) -> Any:
+    """A model, or a head, whose parameters refuse to be NaN or infinite when they are read."""
+    leaves = {path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()}
+    changes: dict[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
+    if getattr(source, "head", None) is not None:
+        changes["head"] = _finite(source.head)
+    return dataclasses.replace(source, **changes)

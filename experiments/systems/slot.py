@@ -1,0 +1,168 @@
+"""Laws and decoders on this machine's own jax, for an accelerator that is lent for minutes (`slot.sh`).
+
+    python -m experiments.systems.slot laws --out slot
+    python -m experiments.systems.slot decoders --out slot --minutes 2 --real SmolLM2-135M.gguf
+
+`laws`: on a bundled model of each family parallel decoding of a batch gives the tokens of plain decoding of each
+prompt alone, and those recorded on a CPU. `decoders`: SmolLM2-135M in bfloat16, seconds of a call, prompts left out.
+With real weights tokens are those it writes. Random ones accept few drafts: tokens a second are then
+batch x tokens a call / seconds a call, with the tokens a call of the real model at batch 1 on a CPU (`TABLE`; one
+where there is no table). `share` is that of the read rate, of decoding one by one.
+"""
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import paradec_jax as pd
+from experiments.common.ratios import quicker
+from experiments.common.record import write_record
+from experiments.real.settings import SETTINGS, chats
+from experiments.systems import report
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
+from paradec_jax.evaluate.cases import Prompts, case_of, prompts_of
+from paradec_jax.evaluate.intervals import ends
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.timing import Speed, compile_all, measure
+
+BLOCKS, ALONE = pd.BlockDenoising(rule="factor"), {"fuse_store": False, "fuse_prompt": False}
+LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a masked canvas has no plain decoding
+    "tiny-jacobi": (pd.AutoRegressive(), pd.Jacobi(running=True), None, "58eda7cce9ea4b3a"),
+    "tiny-recurrent-distilled": (
+        pd.Static(recurrence=1),
+        pd.Jacobi(block=8, recurrence=1),
+        None,
+        "58eda7cce9ea4b3a",
+    ),
+    "tiny-sdar": (dataclasses.replace(BLOCKS, **ALONE), BLOCKS, None, "58eda7cce9ea4b3a"),
+    "tiny-mdlm-distilled": (pd.Masked(), pd.Masked(), pd.Masked.Knobs(steps=16), "35b333d02c5172fc"),
+}
+TOKENS, BATCHES, PASSES = 64, (1, 8, 64), 3  # new tokens of a text, and prompt tokens of a random one
+TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m.json"
+
+
+def answers(name: str, parallel: bool) -> list[list[int]]:
+    """The tokens of four prompts by a bundled model, products in full float32."""
+    model, knobs = pd.load(name), LAWS[name][2]
+    prompts = report.prompts_here(model, 4)
+    case = case_of(Setting(name, LAWS[name][parallel], knobs), model, prompts.size)
+    requests = [prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])]
+    with jax.default_matmul_precision("highest"):
+        done = [pd.run(case.decoder, case.params, one, case.knobs) for one in requests]
+    return [ids for one in done for ids in one.completions()]
+
+
+def laws(out: Path, clock: report.Clock) -> None:
+    """Writes for each family whether the tokens are equal, and those that were recorded."""
+    jobs = {f"{name} {way}": functools.partial(answers, name, bool(way)) for name in LAWS for way in (0, 1)}
+    (done, left), rows = report.compiled(jobs, clock), []
+    for name, (*_, recorded) in LAWS.items():
+        plain, parallel = (done.get(f"{name} {way}") for way in (0, 1))
+        digest = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+        equal = plain is not None and plain == parallel
+        rows.append({"model": name, "digest": digest, "equal": equal, "recorded": digest == recorded})
+        print(rows[-1], left, flush=True)
+    write_record(out / "laws.json", {}, {"rows": rows, "left_out": left})
+
+
+def model_here(real: Path | None, toy: bool) -> Any:
+    """SmolLM2-135M in bfloat16: the weights of a file, or random ones; a tiny shape in a dry run."""
+    if real is not None:
+        return pd.load(str(real), dtype="bfloat16")
+    config = pd.PRESETS["test-causal" if toy else "smollm2-135m"]
+    config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
+    return pd.Model(config, report.random_params(config), TokenSpec())
+
+
+def prompts_here(model: Any, count: int) -> Prompts:
+    """The ten chats over and over, or random tokens for a model without a tokenizer."""
+    if model.tokenizer is not None:
+        texts = list(chats(model).values()) * -(-count // 10)
+        return prompts_of(model, texts[:count], report.SEED, TOKENS)
+    drawn = np.random.default_rng(report.SEED).integers(0, model.network.vocab_size, (count, TOKENS))
+    keys = jax.random.split(jax.random.key(report.SEED), count)
+    return Prompts(drawn.astype(np.int32), np.full(count, TOKENS, np.int32), keys, TOKENS)
+
+
+def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> None:
+    """A row for every decoder at every batch; all programs are compiled first, several at once."""
+    model, rows, groups, jobs = model_here(real, toy), [], {}, {}
+    params = model.network.prepare(model.params)
+    for batch in BATCHES[: 2 if toy else None]:
+        prompts = prompts_here(model, batch if real is None else max(batch, 4))
+        requests = [prompts.request(range(at, at + batch)) for at in range(0, len(prompts.lengths), batch)]
+        cases = {one.name: case_of(one, model, prompts.size, params) for one in SETTINGS}
+        groups[batch] = cases, requests
+        for name, case in cases.items():
+            jobs[f"{name}, batch {batch}"] = functools.partial(compile_all, [(case, requests[0])])
+    _, left = report.compiled(jobs, report.Clock(0.6 * clock.left()))
+    for batch, (cases, requests) in groups.items():
+        ready = [name for name in cases if f"{name}, batch {batch}" not in left]
+        if ready[:1] != [SETTINGS[0].name]:
+            continue  # nothing to compare with
+        speeds = measure([cases[name] for name in ready], requests, passes=PASSES)
+        for name, speed in zip(ready, speeds, strict=True):
+            rows.append({"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0]))
+            told = {key: rows[-1][key] for key in ("milliseconds", "tokens_per_second", "speedup", "share")}
+            print(f"{name}, batch {batch}:", told, flush=True)
+        options = {"real": real, "toy": toy, "tokens": TOKENS, "passes": PASSES}
+        write_record(out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"])
+    print("left out:", left)
+
+
+def row_of(model: Any, name: str, batch: int, speed: Speed, base: Speed) -> dict[str, Any]:
+    """Seconds and tokens of a call, tokens a second, and the ratio to one by one at the same batch."""
+    reading = [np.sum(of.each_reading, axis=1) for of in (speed, base)]
+    call, base_call = (
+        np.maximum(of.passes - read, 1e-6) / of.calls for of, read in zip((speed, base), reading, strict=True)
+    )
+    tokens = (speed.tokens - batch * len(speed.decoded)) / (batch * speed.calls)
+    if model.tokenizer is None:
+        rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"] if TABLE.exists() else []
+        known = {row["decoder"]: row["tokens_per_network_call"] for row in rows if row["dtype"] == "bfloat16"}
+        tokens = known.get(name, 1.0)
+    ratio, interval = quicker(call, base_call, tokens, 1.0)
+    same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
+    seconds, moved = float(np.median(call)), model.network.work(batch, 1, int(speed.decoded[0].lengths.max()))
+    return {
+        "milliseconds": 1e3 * seconds,
+        "milliseconds_of_passes": (1e3 * call).tolist(),
+        "calls": speed.calls,
+        "positions_per_call": speed.counts[POSITIONS]
+        / speed.counts[NETWORK_CALLS],  # the prompt's among them
+        "tokens_per_call": tokens,
+        "tokens_per_second": batch * tokens / seconds,
+        "speedup": ratio,
+        "speedup_interval": ends(interval),
+        "equal_requests": sum(same) / len(same),
+        "share": moved.bytes / report.rates("bfloat16").read / seconds if speed is base else None,
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", choices=("laws", "decoders"))
+    parser.add_argument("--out", type=Path, default=Path("slot"), help="folder (default slot)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="time of the part (default 2)")
+    parser.add_argument("--real", type=Path, help="a GGUF file of SmolLM2-135M; random weights without it")
+    parser.add_argument("--toy", action="store_true", help="a tiny shape, at batch 1 and 8")
+    options = parser.parse_args()
+    clock = report.Clock(60 * options.minutes)
+    if options.part == "laws":
+        laws(options.out, clock)
+    else:
+        decoders(options.out, clock, options.real, options.toy)
+    report.leave(f"written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A model in memory: shape, parameters and the facts of its checkpoint, perhaps with a residual head."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.families import network_of
+from paradec_jax.tokenizer import Tokenizer
+
+PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResidualHead:
+    """A residual head and the network that it belongs to.
+
+    Attributes:
+      config: the head's shape.
+      params: nested dict of arrays.
+      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
+    """
+
+    config: ResidualHeadConfig
+    params: Mapping[str, Any]
+    backbone: str | None = None
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The head as decoders see it."""
+        return network_of(self.config)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A network's shape, its parameters and the facts of its checkpoint.
+
+    Attributes:
+      config: the model's shape.
+      params: nested dict of arrays.
+      token_spec: special tokens of the checkpoint.
+      tokenizer: text to ids and back, or None.
+      chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
+      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
+      head: what corrects the network's scores between its calls, or None.
+    """
+
+    config: ModelConfig
+    params: Mapping[str, Any]
+    token_spec: TokenSpec
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    head: ResidualHead | None = None
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """Name of the model family."""
+        return self.config.family
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The network as decoders see it."""
+        return network_of(self.config)
+
+    @functools.cached_property
+    def prepared(self) -> Any:
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept."""
+        return self.network.prepare(self.params)

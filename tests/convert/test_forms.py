@@ -1,0 +1,69 @@
+"""Forms of checkpoints: those that are recorded, and beside transformers a table of all."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import forms
+import numpy as np
+import pytest
+from exports import GOLDEN, assert_same, exported, fails, imported
+
+from convert import check
+from paradec_jax import chat, store
+
+TOLERANCE = 1e-5  # of logits, as a share of the largest one
+TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+ROWS: dict[str, str] = {}
+
+
+def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> float:
+    """The error of a model's logits, as a share of the largest one; the rest of what is recorded is equal."""
+    ((_, error),) = check.errors(store.load(folder.parent / "imported", dtype="float32"), made)
+    assert sorted(model.token_spec.stop) == sorted(made["stops"])
+    if "ids" in made:
+        ids = model.tokenizer.begun(model.tokenizer.encode(forms.TEXT), model.token_spec.bos)
+        assert ids == made["ids"].tolist()
+        assert chat.conversation(model, forms.MESSAGES, add_generation_prompt=False) == made["chat"]
+    return error / float(np.abs(made["logits"]).max())
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", forms.TABLE["recorded"])
+def test_recorded(name, tmp_path):
+    source = shutil.copytree(GOLDEN / "forms" / name.replace(" ", "_"), tmp_path / "source")
+    with np.load(source / "recorded.npz") as arrays:
+        made = dict(arrays)
+    model = imported(source)
+    assert compared(model, source, made) <= TOLERANCE
+    assert_same(imported(exported(model, tmp_path)), model)
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+class TestTransformers:
+    @pytest.mark.parametrize("name", forms.TABLE["accepted"])
+    def test_reads_and_is_read(self, name, tmp_path):
+        ROWS[name] = "failed"
+        source = tmp_path / "source"
+        made = forms.make(name, source)
+        model = imported(source)
+        error = compared(model, source, made)
+        back = forms.read(name, exported(model, tmp_path))
+        apart = float(np.abs(back["logits"] - made["logits"]).max())
+        ROWS[name] = f"{error:8.1e} of {np.abs(made['logits']).max():4.1f}; exported: {apart:.1e} apart"
+        assert error <= TOLERANCE and apart == 0
+        for key in made:
+            np.testing.assert_array_equal(back[key], made[key])
+
+    @pytest.mark.parametrize("name", forms.TABLE["refused"])
+    def test_is_told_what_is_refused(self, name, tmp_path, capsys):
+        forms.make(name, tmp_path / "source")
+        sentence = fails(capsys, "import", tmp_path / "source")
+        ROWS[name] = sentence.strip().replace(str(tmp_path), "")
+        assert forms.TABLE["refused"][name] in sentence
+
+    def test_table(self):
+        for name, row in ROWS.items():
+            print(f"{name:<42} {row}")
+        assert len(forms.TABLE["accepted"]) >= 40
