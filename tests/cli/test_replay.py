@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from decoder_rows import REPEATING
 from small_tokenizers import llama
 from stubs import StubCausal, StubDenoiser, StubNetwork
 
@@ -20,7 +19,12 @@ from paradec_jax.infill import infill_task
 
 PROMPT = "Question: Ana has 3 apples. </script><!-- \x1b Who?\nAnswer:\n"
 PAGES = {  # by model: its network's stub, a prompt, the decoder and a second one
-    "tiny-jacobi": (StubCausal(**REPEATING), PROMPT, "jacobi", "prompt-lookup --num-pred 3"),
+    "tiny-jacobi": (
+        StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0),
+        PROMPT,
+        "jacobi",
+        "prompt-lookup --num-pred 3",
+    ),
     "tiny-recurrent-distilled": (StubNetwork(), PROMPT, "wavefront", "autoregressive --recurrence 2"),
     "tiny-sdar": (StubDenoiser(block=8, alignment="own"), PROMPT, "block", "block --rule random"),
     "tiny-mdlm": (StubDenoiser(), "Ana: [4] and [3].", "masked", None),
