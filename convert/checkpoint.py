@@ -54,7 +54,10 @@ def opened(
             template, special = _read_chat_template(path), read_special(path)
             model = dataclasses.replace(model, chat_template=template, special_tokens=special)
         if words is not None:
-            known = Tokenizer.from_file(words)
+            try:
+                known = Tokenizer.from_file(words)
+            except ValueError as error:
+                raise ConvertError(str(error)) from error
             check_words(path, words, known)
             model = dataclasses.replace(model, tokenizer=known)
         yield model if allow_nonfinite else _finite(model)
@@ -92,7 +95,7 @@ def _reading(
         return mdlm.read_checkpoint(path, weights or "raw", dtype)
     if path.suffix != GGUF:
         raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
-    return gguf.read(path, dtype)
+    return gguf.read(path, dtype, tokenizer is None)
 
 
 def _read_chat_template(folder: Path) -> str | None:

@@ -249,7 +249,7 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
     kinds = {source.tensors[name].dtype: name for name in names}
     if "float64" in kinds:
         raise ConvertError(
-            f"tensor {kinds['float64']} is float64; choose one of {', '.join(PARAM_DTYPES)} with --dtype"
+            f"tensor {kinds['float64']} is float64; choose one of {', '.join(PARAM_DTYPES)} with dtype"
         )
     kind = next(iter(kinds))
     return kind if len(kinds) == 1 and kind in PARAM_DTYPES else "float32"

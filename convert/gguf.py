@@ -49,25 +49,35 @@ SPLIT += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = "llama-bpe"  # where what is a token is not merged, and texts have a beginning
 DIGITS = {LLAMA3: "{1,3}", "qwen2": "", "deepseek-r1-qwen": ""}  # that stay together
 PLAIN = ("gpt-2", "default", "smollm")  # split by GPT-2's rule
-NORMAL, UNKNOWN, _, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens; control ones are between
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens
+ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+)  # of texts, turns, messages
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # in templates, and in the metadata
 
 
 @contextlib.contextmanager
-def read(path: Path, dtype: str | None = None) -> Iterator[Model]:
-    """A file as a model with its tokenizer and template; arguments and errors as of `qwen2.read`."""
+def read(path: Path, dtype: str | None = None, words: bool = True) -> Iterator[Model]:
+    """A file as a model with its template, and with its tokenizer where `words`; the rest as of `qwen2.read`."""
     try:
-        model = _read(path, dtype)
+        model = _read(path, dtype, words)
     except ImportError as error:
-        raise ConvertError(f"{path} is read by the package gguf: pip install 'paradec-jax[gguf]'") from error
+        raise ConvertError(f"{path} is read by the package gguf: pip install gguf") from error
     except ConvertError as error:
-        raise ConvertError(str(error).replace("config.json", f"the metadata of {path}")) from error
+        told = str(error).replace("config.json", f"the metadata of {path}")
+        for field, key in FIELDS.items():
+            told = told.replace(f"field {field} ", f"field {key} ")
+        raise ConvertError(told) from error
     except Exception as error:  # what is damaged raises errors of many kinds
         raise ConvertError(f"{path} is missing, damaged or unknown: {one_sentence(error, 99)}") from error
     yield model
 
 
-def _read(path: Path, dtype: str | None) -> Model:
+def _read(path: Path, dtype: str | None, words: bool) -> Model:
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -83,6 +93,8 @@ def _read(path: Path, dtype: str | None) -> Model:
 
     reader = Reader(path)
     values = {name: field.contents() for name, field in reader.fields.items()}
+    if (parts := values.get("split.count", 1)) > 1:
+        raise ConvertError(f"{path} is one of {parts} parts: join them with llama-gguf-split --merge")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:  # of which none may be of a type that the package does not know
         gguf.dequantize(tensor.data[:1], tensor.tensor_type)
@@ -105,7 +117,8 @@ def _read(path: Path, dtype: str | None) -> Model:
         chat.check(template)
     if rounded := {tensor.tensor_type.name for tensor in reader.tensors} - {"F32", "F16", "BF16"}:
         note(f"{path} is quantised ({', '.join(sorted(rounded))}): its numbers are rounded")
-    return Model(config, params, spec, _tokenizer(values, path), template, special_tokens=special)
+    tokenizer = _tokenizer(values, path) if words else None
+    return Model(config, params, spec, tokenizer, template, special_tokens=special)
 
 
 def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +161,12 @@ def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
 
 def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
-    model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
+    model, kind = values.get("tokenizer.ggml.model"), values.get("general.architecture")
+    pre = values.get(
+        "tokenizer.ggml.pre", "qwen2" if kind in ("qwen2", "qwen3") else None
+    )  # older files lack it
     if model != "llama" and (model != "gpt2" or pre not in (*DIGITS, *PLAIN)):
-        note(f"{path} has no tokenizer that is read (model {model}, pre {pre}): name one with --tokenizer")
+        note(f"{path} has no tokenizer that is read (model {model}, pre {pre}): paradec import takes one")
         return None
     texts, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
     ids = {text: i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED}
@@ -180,6 +196,8 @@ def _special(values: Mapping[str, Any], vocab_size: int) -> tuple[TokenSpec, dic
         return [i for name in names for i in token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)]
 
     begins = values.get("tokenizer.ggml.add_bos_token", model == "llama" or pre == LLAMA3)
-    stop = tuple(dict.fromkeys(ids("eos", "eot", "eom")))
+    kinds = values.get("tokenizer.ggml.token_type", ())  # files name one end of a text and have more of them
+    ends = [i for i, kind in enumerate(kinds) if kind == CONTROL and texts[i] in ENDS]
+    stop = tuple(dict.fromkeys([*ids("eos", "eot", "eom"), *ends]))
     spec = TokenSpec(next(iter(ids("bos")), None) if begins else None, stop, [*ids("padding"), *stop, 0][0])
     return spec, {f"{name}_token": texts[i] for name, long in NAMES.items() for i in ids(long) if texts}

@@ -120,7 +120,8 @@ def parse_tokens(
     mask = next(token for token in (mask, found.mask, usual_mask) if token is not None)
     if not 0 <= mask < vocab_size:
         raise ConvertError(
-            f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with --mask"
+            f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with "
+            "paradec import --mask"
         )
     alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):

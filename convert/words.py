@@ -88,7 +88,8 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
     slow = next((folder / name for name in SLOW if (folder / name).is_file()), None)
     if slow is not None and words is None and not path.is_file():
         raise ConvertError(
-            f"{slow} is not read: save a {WORDS} with transformers (`save_pretrained`) and name it with --tokenizer"
+            f"{slow} is not read: save a {WORDS} beside it with transformers (`save_pretrained`), or name one with "
+            "paradec import --tokenizer"
         )
     tokenizer, config = _tokenizer(path), json_if_there(folder / CONFIG)
     told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]

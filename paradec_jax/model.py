@@ -66,5 +66,8 @@ class Model:
 
     @functools.cached_property
     def prepared(self) -> Any:
-        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept."""
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept with the model.
+
+        What is cast or laid out otherwise is a copy beside `params`; the rest is shared.
+        """
         return self.network.prepare(self.params)

@@ -30,7 +30,7 @@ class Options:
     Attributes:
       task: name of a task.
       file: its items.
-      model: a model folder, or the name of a bundled model.
+      model: what `paradec_jax.load` takes.
       decoder: name of a row of `paradec compare`; the last one of the model's family when None.
       limit: items at most, the first ones.
       shots: solved examples before each item, from `examples`.

@@ -124,12 +124,12 @@ def row_of(model: Any, name: str, batch: int, speed: Speed, base: Speed) -> dict
     call, base_call = (
         np.maximum(of.passes - read, 1e-6) / of.calls for of, read in zip((speed, base), reading, strict=True)
     )
-    tokens = (speed.tokens - batch * len(speed.decoded)) / (batch * speed.calls)
+    tokens, one = ((of.tokens - batch * len(of.decoded)) / (batch * of.calls) for of in (speed, base))
     if model.tokenizer is None:
         rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"] if TABLE.exists() else []
         known = {row["decoder"]: row["tokens_per_network_call"] for row in rows if row["dtype"] == "bfloat16"}
-        tokens = known.get(name, 1.0)
-    ratio, interval = quicker(call, base_call, tokens, 1.0)
+        tokens, one = known.get(name, 1.0), 1.0
+    ratio, interval = quicker(call, base_call, tokens, one)
     same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
     seconds, moved = float(np.median(call)), model.network.work(batch, 1, int(speed.decoded[0].lengths.max()))
     return {

@@ -28,6 +28,6 @@ part() { # NAME SECONDS ARGUMENTS...: a module within so many seconds, what it p
 mkdir -p "$OUT"
 if [ -n "$TOY" ]; then LAWS=8; set -- --minutes 0.2 --parts device; else LAWS=1; set -- --minutes "$MINUTES"; fi
 part laws $((60 * LAWS + 10)) experiments.systems.slot laws --out "$OUT" --minutes $LAWS
-part report 480 experiments.systems.report --out "$OUT/report" "$@"
+part report 290 experiments.systems.report --out "$OUT/report" "$@"
 part decoders 130 experiments.systems.slot decoders --out "$OUT" --minutes 1.75 ${REAL:+--real "$REAL"} ${TOY:+--toy}
 exit $failed

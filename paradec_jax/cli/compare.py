@@ -78,7 +78,7 @@ def compare_command(
     problems: int | None = None,
     seed: int = 1,
     timed: int | None = None,
-    judge: Annotated[str | None, arg(metavar="DIR|NAME")] = None,
+    judge: Annotated[str | None, arg(metavar="SOURCE")] = None,
     real: Annotated[str | None, arg(metavar="FILE")] = None,
     samples: int | None = None,
     length: int | None = None,

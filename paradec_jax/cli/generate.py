@@ -79,6 +79,8 @@ class Text:
                 raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")
         if (self.html and self.stream) or (self.beside and not self.html):
             raise ValueError("--html is no option beside --stream, and --beside needs --html")
+        if self.html == "-":
+            raise ValueError("--html names a file, and - is none")
         check_place("html", self.html)
         if self.chat and self.gaps:
             raise ValueError("--gaps fills a text, and --chat answers one: give one of them")

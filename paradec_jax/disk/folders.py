@@ -118,7 +118,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except ImportError as error:
         raise StoreError(
             f"there is no folder {name}, and a name on the Hugging Face Hub needs the package huggingface_hub: "
-            "pip install 'paradec-jax[hub]'"
+            "pip install huggingface_hub"
         ) from error
 
     def brought(files: list[str]) -> Path:
@@ -126,11 +126,16 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
     try:
         folder = brought(TEXTS + WEIGHTS)
-        return folder if any(folder.glob("*.safetensors")) else brought(OLD_WEIGHTS)
+        folder = folder if any(folder.glob("*.safetensors")) else brought(OLD_WEIGHTS)
     except Exception as error:  # the package has no base class of its errors
         raise StoreError(
             f"there is no folder {name}, and the Hugging Face Hub does not give it: {one_sentence(error)}"
         ) from error
+    if not (folder / "config.json").is_file():
+        raise StoreError(
+            f"{name} on the Hugging Face Hub has no config.json; a .gguf file is named by its own path"
+        )
+    return folder
 
 
 def bundled() -> dict[str, Path]:

@@ -62,7 +62,7 @@ class Transformer(nn.Module):
             self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
-        """One causal pass without a cache; touches every parameter, for `init` alone."""
+        """Logits of whole texts, in one pass without a cache."""
         return self.logits(self.hidden(tokens, whole_text(self.config, tokens.shape))[0])
 
     def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:

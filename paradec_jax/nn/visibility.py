@@ -87,10 +87,11 @@ class View:
 
 
 def whole_text(config: Any, shape: tuple[int, ...]) -> View:
-    """The view of a window that begins a text and sees itself causally: what a module reads to make parameters."""
-    return View(
-        rotation(jnp.broadcast_to(jnp.arange(shape[1]), shape), config.head_dim, config.rope_base), CAUSAL
-    )
+    """The view of a window that begins a text and sees itself as the network does, of whole blocks or causally."""
+    positions = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+    seen = by_block(positions, config.block) if config.visibility == "block" else CAUSAL
+    angles = rotation(positions, config.head_dim, config.rope_base, config.rope_scaling)
+    return View(angles, seen, positions=positions if config.windows else None)
 
 
 def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:

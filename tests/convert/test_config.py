@@ -205,7 +205,9 @@ class TestTokens:
         model = imported(source, "--mask", "7", "--block", "2", "--alignment", "own")
         assert (model.config.block, model.token_spec.mask, model.token_spec.alignment) == (2, 7, "own")
         edit(source / CONFIG, block_size=None, mask_token_id=None, alignment=None)
-        assert "vocabulary of 160, not 151669: name it with --mask" in fails(capsys, "import", source)
+        assert "vocabulary of 160, not 151669: name it with paradec import --mask" in fails(
+            capsys, "import", source
+        )
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
         edit(source / CONFIG, model_type="a2d-qwen3")
@@ -222,7 +224,9 @@ class TestTokens:
         assert fields["bd_size"] == 32 and fields["architectures"] == ["Fast_dLLM_QwenForCausalLM"]
         edit(source / CONFIG, bd_size=None, mask_token_id=None)
         edit(source / "generation_config.json", mask_token_id=None)
-        assert "vocabulary of 32, not 151665: name it with --mask" in fails(capsys, "import", source)
+        assert "vocabulary of 32, not 151665: name it with paradec import --mask" in fails(
+            capsys, "import", source
+        )
         assert_same(imported(source, "--mask", "31"), make_model("Fast_dLLM_Qwen"))
 
 

@@ -97,7 +97,7 @@ DAMAGE = {
     "float64": (
         "qwen2",
         change(lambda t: t.update({QUERY: t[QUERY].astype(float)})),
-        "is float64; choose .* --dtype",
+        "is float64; choose .* dtype",
     ),
     "integers": (
         "qwen2",
