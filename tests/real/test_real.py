@@ -86,7 +86,7 @@ def test_an_export_is_read_by_transformers_and_by_load(model, theirs, texts, tmp
     import torch
 
     transformers = pytest.importorskip("transformers")
-    from paradec_jax.convert.cli import main as convert
+    from paradec_jax.cli import main as convert
 
     folder = tmp_path / "exported"
     pd.save(tmp_path / "model", model)
