@@ -45,10 +45,10 @@ def import_model(
       dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
         has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
-      block: of block diffusion, tokens of a block; those that config.json names by default, or else 4.
-      mask: of block diffusion, id of the mask; the one that config.json names by default, or else 151669.
-      alignment: of block diffusion, the token that logits are about: "own" for that of their position (the default,
-        SDAR's), "next" for the one after it.
+      block: of block diffusion, tokens of a block; by default those of config.json, or else 4 (SDAR) or 32.
+      mask: of block diffusion, id of the mask; by default that of config.json, or else of the release.
+      alignment: of block diffusion, the token that logits are about: "own" for that of their position (as of SDAR),
+        "next" for the one after it (as of Fast-dLLM v2); by default that of the model type.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """

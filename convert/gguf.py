@@ -177,7 +177,7 @@ def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     else:
         pairs = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
         backend = Backend(models.BPE(ids, pairs, ignore_merges=pre == LLAMA3))
-        split = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+        split: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
         if pre in DIGITS:
             split = [pre_tokenizers.Split(Regex(SPLIT % DIGITS[pre]), "isolated")]
         split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in PLAIN))

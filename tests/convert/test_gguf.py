@@ -56,27 +56,18 @@ def written(path, values, tensors, types=("F32",)):
     return numbers
 
 
-LLAMA3 = {"kind": "llama3", "factor": 32.0, "original": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = RopeScaling(kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3_1 = {"rope_base": 5e5, "rope_scaling": LLAMA3, "max_length": 16_384}
 BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
-YARN = {
-    "type": "yarn",
-    "factor": 4.0,
-    "original_context_length": 32,
-    "yarn_beta_fast": 16.0,
-    "finetuned": True,
-}
-SCALED = RopeScaling(kind="yarn", factor=4.0, original=32, beta_fast=16.0)
-# Fields of the config, and more metadata.
+YARN = RopeScaling(kind="yarn", factor=4.0, original=32, beta_fast=16.0)
+KEYS_OF_YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_beta_fast": 16.0}
 MODELS = {
-    "llama": ({}, {}),
-    "llama tied": ({"tie_embeddings": True}, {}),
-    "llama 3, biases": ({**BIASES, "rope_base": 5e5, "rope_scaling": RopeScaling(**LLAMA3)}, {}),
-    "qwen2": (
-        {"rope_scaling": SCALED},
-        {f"qwen2.rope.scaling.{name}": value for name, value in YARN.items()},
-    ),
-    "qwen2 untied": ({"tie_embeddings": False}, {}),
-    "qwen3": ({}, {}),
+    "llama": {},
+    "llama tied": {"tie_embeddings": True},
+    "llama biases, llama3": BIASES | LLAMA3_1,
+    "qwen2 yarn": {"rope_scaling": YARN},
+    "qwen2 untied": {"tie_embeddings": False},
+    "qwen3": {},
 }
 
 
@@ -90,24 +81,23 @@ def factors(config):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
-    kind, (changes, more) = name.split()[0], MODELS[name]
-    sizes = {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5}
-    folder = exported(model := make_model(kind, **sizes | changes), tmp_path)
+    kind, sizes = name.split()[0], {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5}
+    folder = exported(model := make_model(kind, **sizes | MODELS[name]), tmp_path)
     tensors, path = load_file(folder / WEIGHTS), tmp_path / "a.gguf"
     heads = {"q_proj": 4, "k_proj": model.config.kv_heads} if kind == "llama" else {}
 
-    def turn(
-        *lengths,
-    ):  # queries and keys of `llama`, whose channels i and i + C/2 are beside each other there
+    def turn(*lengths):  # `llama` has channels i and i + C/2 of queries and keys beside each other
         for part, count in heads.items():
             for key in [key for key in tensors if part in key]:
                 shape = (count, *lengths, *tensors[key].shape[1:])
                 tensors[key] = tensors[key].reshape(shape).swapaxes(1, 2).reshape(tensors[key].shape)
 
     turn(2, -1)
-    if "3" in name and kind == "llama":
+    values = metadata(model, kind, add_bos_token=True)
+    if "llama3" in name:
         tensors["rope_freqs.weight"] = np.array([*factors(model.config)], np.float32)
-    values = metadata(model, kind, add_bos_token=True) | more
+    if "yarn" in name:
+        values |= {f"{kind}.rope.scaling.{key}": value for key, value in KEYS_OF_YARN.items()}
     tensors = written(path, values, tensors, ("F32", "F16", "BF16", "Q8_0", "Q4_0"))
     tensors.pop("rope_freqs.weight", None)
     turn(-1, 2)
@@ -136,22 +126,24 @@ REFUSED = [
 
 def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
     path, tensors = tmp_path / "a.gguf", load_file(exported(make_model("llama"), tmp_path) / WEIGHTS)
-    for change, message in REFUSED:
-        written(path, metadata(make_model("llama"), "llama") | change, tensors)
+    values = metadata(make_model("llama"), "llama")
+
+    def refused(message):
         with pytest.raises(ConvertError, match=message), read(path):
             pass
-    written(path, metadata(make_model("llama"), "llama"), tensors | {"rope_freqs.weight": np.ones(2) * 3})
-    with pytest.raises(ConvertError, match=r"rope_freqs\.weight does not scale"), read(path):
-        pass
-    written(path, metadata(make_model("llama"), "llama"), tensors)
+
+    for change, message in REFUSED:
+        written(path, values | change, tensors)
+        refused(message)
+    written(path, values, tensors | {"rope_freqs.weight": np.ones(2) * 3})
+    refused(r"rope_freqs\.weight does not scale")
+    written(path, values, tensors)
     whole = path.read_bytes()
     for content in (whole[:-500], whole[:300], b"GGUF", b"", whole.replace(b"token_embd", b"token_empt")):
         path.write_bytes(content)
-        with pytest.raises(ConvertError, match=r"a\.gguf is missing, damaged"), read(path):
-            pass
+        refused(r"a\.gguf is missing, damaged")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConvertError, match="pip install gguf"), read(path):
-        pass
+    refused("pip install gguf")
 
 
 def with_words(root, model, words, kinds, **more):
