@@ -2,11 +2,12 @@
 
     python -m experiments.real.measure SmolLM2-135M-Instruct.Q4_1.gguf --peers .cache/peers/bin/python
 
-Ten chats, each alone, at most 48 new tokens, greedy. The file's matrices were rounded to four bits, for transformers
-too. Decoders, transformers' among them, take turns at every chat in every pass; seconds hold the prompt's call and no
-compilation. A speed-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of
-a call, which is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of
-a new process, by the clock from its start, with its peak memory.
+Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's matrices were rounded to
+four bits, for transformers too. Decoders, transformers' among them, take turns at every chat in every pass; seconds
+hold the prompt's call and no compilation, which is told of the first chat's size. A speed-up's 95% range is a bootstrap
+over chats and passes. Predicted is tokens a call over the price of a call, which is that of as many positions with
+random weights (`systems.report.call_cost`). A first answer is that of a new process, by the clock from its start, with
+its peak memory.
 """
 
 import dataclasses
@@ -104,16 +105,17 @@ def theirs(process: Any, asked: Mapping[str, Any]) -> tuple[list[int], int, int]
 def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     """A row for each decoder, and for both of transformers where there is its process."""
     model = pd.load(str(options.file), dtype=dtype)
-    prompts = prompts_of(model, list(chats(model).values())[: options.limit], report.SEED, options.tokens)
-    params, every, calls = model.network.prepare(model.params), range(len(prompts.lengths)), {}
-    requests = [prompts.request([i]) for i in every]
-    cases = {one.name: case_of(one, model, prompts.size, params) for one in SETTINGS}
-    compilation = compile_all([(case, requests[0]) for case in cases.values()])
-    for name, case in cases.items():
-        calls[name] = [functools.partial(ours, case, one) for one in requests]
+    texts = list(chats(model).values())[: options.limit]
+    prompts = [prompts_of(model, [text], report.SEED, options.tokens) for text in texts]
+    params, every, calls, compilation = model.network.prepare(model.params), range(len(texts)), {}, []
+    requests, lengths = [one.request([0]) for one in prompts], [int(one.lengths[0]) for one in prompts]
+    for setting in SETTINGS:
+        cases = [case_of(setting, model, one.size, params) for one in prompts]
+        compilation += compile_all([(cases[0], requests[0])])
+        calls[setting.name] = [functools.partial(ours, *both) for both in zip(cases, requests, strict=True)]
     for name, lookup in (("transformers", 0), ("transformers, prompt lookup", LOOKUP)) if peer else ():
         asked = {"new": options.tokens, "stop": list(model.token_spec.stop), "lookup": lookup}
-        rows = [{"ids": prompts.tokens[i, : prompts.lengths[i]].tolist(), **asked} for i in every]
+        rows = [{"ids": prompts[i].tokens[0, : lengths[i]].tolist(), **asked} for i in every]
         calls[name] = [functools.partial(theirs, peer, row) for row in rows]
     jobs = {(name, i): calls[name][i] for i in every for name in calls}
     results = {place: call() for place, call in jobs.items()}
@@ -125,10 +127,8 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     for row, width, seconds in zip(table, WIDTHS, compilation, strict=False):
         # A call of prompt lookup is as wide only where it has found a match.
         after = sum(steps - 1 for _, steps, _ in made[row["decoder"]])
-        drafted = (
-            sum(positions for _, _, positions in made[row["decoder"]]) - int(np.sum(prompts.lengths)) - after
-        )
-        wide = drafted / (LOOKUP * after) if row["decoder"] == "prompt lookup" else 1.0
+        positions = sum(positions for *_, positions in made[row["decoder"]]) - sum(lengths)
+        wide = (positions - after) / (LOOKUP * after) if row["decoder"] == "prompt lookup" else 1.0
         price = 1 + wide * (costs[width].seconds / costs[1].seconds - 1)
         busy = sum(float(np.median(timings[row["decoder"], i].busy)) for i in every)
         row |= {"call_price": price, "predicted": row["tokens_per_network_call"] / price}
