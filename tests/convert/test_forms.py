@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from exports import GOLDEN, assert_same, exported, fails, imported
 
-from convert import check
+import paradec_jax as pd
 from paradec_jax import chat, store
+from paradec_jax.convert import check
 
 TOLERANCE = 1e-5  # of logits, as a share of the largest one
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -19,7 +20,7 @@ ROWS: dict[str, str] = {}
 
 def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> float:
     """The error of a model's logits, as a share of the largest one; the rest of what is recorded is equal."""
-    ((_, error),) = check.errors(store.load(folder.parent / "imported", dtype="float32"), made)
+    ((_, error),) = check.errors(pd.load(str(folder), dtype="float32"), made)
     assert sorted(model.token_spec.stop) == sorted(made["stops"])
     if "ids" in made:
         ids = model.tokenizer.begun(model.tokenizer.encode(forms.TEXT), model.token_spec.bos)
