@@ -2,12 +2,12 @@
 
     python -m experiments.real.measure SmolLM2-135M-Instruct.Q4_1.gguf --peers .cache/peers/bin/python
 
-Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's matrices were rounded to
-four bits, for transformers too. Decoders, transformers' among them, take turns at every chat in every pass; seconds
-hold the prompt's call and no compilation, which is told of the first chat's size. A speed-up's 95% range is a bootstrap
-over chats and passes. Predicted is tokens a call over the price of a call, which is that of as many positions with
-random weights (`systems.report.call_cost`). A first answer is that of a new process, by the clock from its start, with
-its peak memory.
+Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's matrices were
+rounded to four bits, for transformers too. Decoders, transformers' among them, take turns at every chat in
+every pass; seconds hold the prompt's call and no compilation, which is told of the first chat's size. A speed-
+up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of a call, which
+is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of a new
+process, by the clock from its start, with its peak memory.
 """
 
 import dataclasses
