@@ -4,10 +4,10 @@
 
 Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's matrices were
 rounded to four bits, for transformers too. Decoders, transformers' among them, take turns at every chat in
-every pass; seconds hold the prompt's call and no compilation, which is told of the first chat's size. A speed-
-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of a call, which
-is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of a new
-process, by the clock from its start, with its peak memory.
+every pass; seconds hold the prompt's call and no compilation, which is told of the first chat's size. A
+speed-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of a call,
+which is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of a
+new process, by the clock from its start, with its peak memory.
 """
 
 import dataclasses
