@@ -9,8 +9,7 @@ from flax.traverse_util import flatten_dict
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
-from paradec_jax.chat import CHAT_TEMPLATE
-from paradec_jax.disk.folders import locate, staged
+from paradec_jax.disk.folders import CHAT_TEMPLATE, locate, staged
 from paradec_jax.model import Model
 
 from . import check as checking

@@ -18,7 +18,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CHAT_TEMPLATE = "chat_template.jinja"  # the file
 DEFAULT = "default"
 ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
 Messages = Sequence[Mapping[str, Any]]

@@ -23,9 +23,8 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.chat import CHAT_TEMPLATE
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.disk.folders import StoreError, locate, staged
+from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import RESIDUAL_HEAD, family_named, parameter_shapes
 from paradec_jax.io import read_object

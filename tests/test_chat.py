@@ -167,7 +167,7 @@ class TestFolders:
         assert self.imported(exported, tmp_path / "a") == want
         assert main(["export", str(tmp_path / "a"), str(tmp_path / "again")]) == 0
         assert self.imported(tmp_path / "again", tmp_path / "b") == want
-        (exported / chat.CHAT_TEMPLATE).write_text("of its own")
+        (exported / store.CHAT_TEMPLATE).write_text("of its own")
         assert self.imported(exported, tmp_path / "c") == "of its own"
 
     def test_templates_that_are_wrong(self, exported, tmp_path, capsys):
@@ -181,7 +181,7 @@ class TestFolders:
             (exported / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
             assert main(["import", str(exported), str(tmp_path / "a")]) == 1
             assert message in capsys.readouterr().err and not (tmp_path / "a").exists()
-        (tmp_path / "model" / chat.CHAT_TEMPLATE).write_bytes(b"\xff")
+        (tmp_path / "model" / store.CHAT_TEMPLATE).write_bytes(b"\xff")
         with pytest.raises(store.StoreError, match="codec can't decode byte 0xff"):
             store.load(tmp_path / "model")
 

@@ -13,6 +13,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
+CHAT_TEMPLATE = "chat_template.jinja"
 TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
 WEIGHTS = ["model*.safetensors", "network*.safetensors", "residual_head*.safetensors"]
 OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others

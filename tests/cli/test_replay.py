@@ -49,7 +49,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_trace_is_that_of_rollout(tmp_path, capsys, monkeypatch, name):
+def test_the_trace_is_that_of_rollout(tmp_path, monkeypatch, name):
     stub, prompt, first, beside = PAGES[name]
     gaps, path, model = beside is None, tmp_path / "page.html", pd.load(name)
     stub = dataclasses.replace(stub, vocab_size=model.config.vocab_size, max_length=256)
@@ -80,8 +80,7 @@ def test_the_trace_is_that_of_rollout(tmp_path, capsys, monkeypatch, name):
             guesses = frame["guesses"] + [-1] * (drafts.shape[-1] - len(frame["guesses"]))
             assert guesses == drafts[k, 0].tolist()
         assert np.all(np.diff([frame["seconds"] for frame in frames]) >= 0) and frames[0]["seconds"] > 0
-        texts = [shown["pieces"][str(token)] for token in run["tokens"][: frames[-1]["length"] - start]]
-        assert gaps or capsys.readouterr().out[:8] in "".join(texts)
+        assert {str(token) for token in run["tokens"]} <= shown["pieces"].keys()
 
 
 def test_pieces_of_odd_tokens():

@@ -89,7 +89,7 @@ def test_a_name_on_the_hub_is_read_from_its_cache(tmp_path, monkeypatch):
         with pytest.raises(pd.StoreError, match=r"no folder org/.*, and the Hugging .*HF_HUB_OFFLINE"):
             pd.load(source)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(pd.StoreError, match=r"pip install 'paradec-jax\[hub\]'"):
+    with pytest.raises(pd.StoreError, match=r"pip install huggingface_hub"):
         pd.load("org/tiny.1")
     (tmp_path / "org").mkdir()
     with pytest.raises(pd.StoreError, match="there is no model org/tiny"):
