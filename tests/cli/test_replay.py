@@ -6,7 +6,7 @@ import json
 import re
 
 import numpy as np
-import pytest
+from marks import over
 from small_tokenizers import llama
 from stubs import StubCausal, StubDenoiser, StubNetwork
 
@@ -48,7 +48,7 @@ class Page(html.parser.HTMLParser):
             self.scripts[-1] += data
 
 
-@pytest.mark.parametrize("name", PAGES)
+@over(PAGES, seldom=["tiny-jacobi"])
 def test_the_trace_is_that_of_rollout(tmp_path, monkeypatch, name):
     stub, prompt, first, beside = PAGES[name]
     gaps, path, model = beside is None, tmp_path / "page.html", pd.load(name)
