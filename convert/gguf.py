@@ -197,7 +197,7 @@ def _special(values: Mapping[str, Any], vocab_size: int) -> tuple[TokenSpec, dic
 
     begins = values.get("tokenizer.ggml.add_bos_token", model == "llama" or pre == LLAMA3)
     kinds = values.get("tokenizer.ggml.token_type", ())  # files name one end of a text and have more of them
-    ends = [i for i, kind in enumerate(kinds) if kind == CONTROL and texts[i] in ENDS]
+    ends = [i for i, kind in enumerate(kinds) if kind == CONTROL and texts and texts[i] in ENDS]
     stop = tuple(dict.fromkeys([*ids("eos", "eot", "eom"), *ends]))
     spec = TokenSpec(next(iter(ids("bos")), None) if begins else None, stop, [*ids("padding"), *stop, 0][0])
     return spec, {f"{name}_token": texts[i] for name, long in NAMES.items() for i in ids(long) if texts}

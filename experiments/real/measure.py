@@ -178,7 +178,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             results["rows"] += measure(options, dtype, None)
         else:
             with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
-                results["peers"] = json.loads(peer.stdout.readline())
+                results["peers"] = json.loads(peer.stdout.readline())  # type: ignore[union-attr]
                 results["rows"] += measure(options, dtype, peer)
         write_record(options.out, options, results, dtypes=options.dtypes)
     lines = [COLUMNS.split("|"), ["---"] * len(COLUMNS.split("|")), *map(cells, results["rows"])]

@@ -33,7 +33,8 @@ from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.timing import Speed, compile_all, measure
 
-BLOCKS, ALONE = pd.BlockDenoising(rule="factor"), {"fuse_store": False, "fuse_prompt": False}
+BLOCKS = pd.BlockDenoising(rule="factor")
+ALONE = dataclasses.replace(BLOCKS, fuse_store=False, fuse_prompt=False)
 LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a masked canvas has no plain decoding
     "tiny-jacobi": (pd.AutoRegressive(), pd.Jacobi(running=True), None, "58eda7cce9ea4b3a"),
     "tiny-recurrent-distilled": (
@@ -42,7 +43,7 @@ LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a ma
         None,
         "58eda7cce9ea4b3a",
     ),
-    "tiny-sdar": (dataclasses.replace(BLOCKS, **ALONE), BLOCKS, None, "58eda7cce9ea4b3a"),
+    "tiny-sdar": (ALONE, BLOCKS, None, "58eda7cce9ea4b3a"),
     "tiny-mdlm-distilled": (pd.Masked(), pd.Masked(), pd.Masked.Knobs(steps=16), "35b333d02c5172fc"),
 }
 TOKENS, BATCHES, PASSES = 64, (1, 8, 64), 3  # new tokens of a text, and prompt tokens of a random one

@@ -162,7 +162,7 @@ def forward_candidates(
         there, held, kv = (count, most, out.kv) if chosen is None else (1, 1, out.kv)
         outputs = jax.tree.map(lambda x: place(x, held, widest), outputs)
         if following is None:
-            if there < count:
+            if chosen is not None and there < count:
                 kv = network.pick(kv, chosen * width, width)
             if there * width < held * widest:
                 kv = network.widen(kv, held * widest)
