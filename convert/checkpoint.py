@@ -54,8 +54,9 @@ def opened(
             template, special = _read_chat_template(path), read_special(path)
             model = dataclasses.replace(model, chat_template=template, special_tokens=special)
         if words is not None:
-            model = dataclasses.replace(model, tokenizer=Tokenizer.from_file(words))
-            check_words(path, words, model.tokenizer)
+            known = Tokenizer.from_file(words)
+            check_words(path, words, known)
+            model = dataclasses.replace(model, tokenizer=known)
         yield model if allow_nonfinite else _finite(model)
 
 

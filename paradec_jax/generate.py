@@ -211,7 +211,8 @@ def continuation_task(
     check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
-    canvas, texts = decoder.any_order, prompts
+    canvas = decoder.any_order
+    texts: Any = prompts
     if chats := conversations(prompts):
         from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
 

@@ -2,7 +2,7 @@
 
     python -m experiments.real.measure SmolLM2-135M-Instruct.Q4_1.gguf --peers .cache/peers/bin/python
 
-Ten chats, each alone, at most 128 new tokens, greedy. The file's matrices were rounded to four bits, for transformers
+Ten chats, each alone, at most 48 new tokens, greedy. The file's matrices were rounded to four bits, for transformers
 too. Decoders, transformers' among them, take turns at every chat in every pass; seconds hold the prompt's call and no
 compilation. A speed-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of
 a call, which is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of
@@ -66,7 +66,7 @@ class Options:
     file: tyro.conf.Positional[Path]
     peers: Path | None = None
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    tokens: int = 128
+    tokens: int = 48
     passes: int = 3
     limit: int = 10
     out: Path = HERE / "results" / "smollm2-135m.json"

@@ -18,6 +18,7 @@ def main(file: Path, dtype: str) -> None:
     """Answers until nothing more is asked."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     kinds = {"dtype": getattr(torch, dtype), "gguf_file": file.name}
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, **kinds).eval()
     calls: list[None] = []
     model.register_forward_pre_hook(lambda *_: calls.append(None))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
@@ -24,7 +25,6 @@ from paradec_jax.tokenizer import BROKEN, Tokenizer
 
 TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # what the trace is written over
 PASSES = 3  # timings of each decoder
-DIGITS = 4
 
 
 def second_decoder(text: str) -> tuple[str, dict[str, Any]]:
@@ -34,35 +34,28 @@ def second_decoder(text: str) -> tuple[str, dict[str, Any]]:
       ValueError: a text that begins with no decoder's name.
     """
     name, *words = shlex.split(text) or [""]
-    name = name.replace("-", "_")
-    if name not in NAMES:
+    if (name := name.replace("-", "_")) not in NAMES:
         raise ValueError(f"--beside must begin with one of {', '.join(NAMES)}, not {name!r}")
     return name, tyro.cli(options_of(name), args=words, prog=f"--beside {name}")
 
 
 def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation:
-    """Writes the page of one decoder or two, whose tasks have one model and one row, and the same prompt.
-
-    Returns:
-      What the first decoder wrote.
-    """
+    """Writes the page of decoders whose tasks have one model, prompt and row; returns what the first one wrote."""
     runs, generations = zip(*(_recorded(setting, task) for setting, task in plays), strict=True)
     _put_seconds(runs, plays)
     task = plays[0][1]
     tokenizer, prompt = tokenizer_of(task.model), task.prompts[0]
     before = prompt or tokenizer.encode("a")  # some tokenizers strip the blank of what begins a text
-    shown = {token for run in runs for token in run["tokens"]}
-    shown |= {token for run in runs for frame in run["frames"] for token in frame["guesses"] if token >= 0}
+    shown: set[int] = set()
+    for part in (*runs, *(frame for run in runs for frame in run["frames"])):
+        shown.update(*(part.get(name, ()) for name in ("tokens", "guesses", "choices")))
     trace = {
         "prompt": tokenizer.decode(prompt, skip_special=True),
-        "dtype": task.model.config.dtype,
-        "device": jax.devices()[0].device_kind,
-        "passes": PASSES,
-        "pieces": {token: piece_of(tokenizer, before, token) for token in sorted(shown)},
+        "time": f"median of {PASSES}, {task.model.config.dtype}, {jax.devices()[0].device_kind}",
+        "pieces": {token: piece_of(tokenizer, before, token) for token in sorted(shown - {-1})},
         "runs": runs,
     }
-    # Nothing in a text can end the script element that holds it.
-    text = json.dumps(trace, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(trace, allow_nan=False).replace("<", "\\u003c")  # so that no text ends its script
     Path(path).write_text(TEMPLATE.read_text(encoding="utf-8").replace(PLACE, text, 1), encoding="utf-8")
     return generations[0]
 
@@ -74,33 +67,28 @@ def piece_of(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
 
 
 def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]:
-    """What a decoder does, state by state from that after the prompt, and what it writes.
+    """What a decoder does, a frame for each state from that after the prompt on, and what it writes.
 
-    Of a run: `start`, the first position that is shown; `tokens` and `log_probs` from there on; `born`, the frame
-    after which each stays, -1 for never; `given`, whether it was the caller's.
-    Of a frame: `calls`; `length`, committed tokens; `guesses` for the positions after them, -1 for none; `scores`,
-    what the rule looked at, from position `at` on; `note`, the info's numbers of the row.
+    `born` is the frame from which a position's token stays, -1 for none.
     """
     watch, frames, final = task.watch(), [], []
     for state, info in task.stream(watch, setting.knobs):
         seen = jax.device_get(_seen(task.decoder, state))
-        calls, length = int(seen["calls"]), int(seen["length"])
-        guesses = np.trim_zeros(seen["guesses"] + 1, "b") - 1
-        frames.append({"calls": calls, "length": length, "guesses": guesses.tolist(), **_told(info, length)})
-        final.append(seen["final"])
-    rows, end = state.rows, max(frame["length"] + len(frame["guesses"]) for frame in frames)
-    given = np.arange(len(final[0])) < int(rows.prompt_lengths[0])
+        final.append(seen.pop("final"))
+        seen["guesses"] = np.trim_zeros(seen["guesses"] + 1, "b") - 1
+        frame = {name: value.tolist() for name, value in seen.items()}
+        frames.append(frame | _told(info, frame["length"]))
+    rows, given = state.rows, np.arange(len(final[0])) < int(state.rows.prompt_lengths[0])
     given |= False if rows.fixed is None else np.asarray(rows.fixed)[0]
     start = 0 if task.whole else int(rows.prompt_lengths[0])
+    end = min(max(frame["length"] + len(frame["guesses"]) for frame in frames), int(rows.limit[0]))
     stays = np.stack(final)[:, start:end]
-    log_probs = np.asarray(rows.log_probs)[0, start:end]
     run = {
         "name": setting.name,
         "label": setting.label(),
-        "canvas": isinstance(state, Canvas),
         "start": start,
         "tokens": np.asarray(rows.tokens)[0, start:end].tolist(),
-        "log_probs": _numbers(log_probs),
+        "log_probs": _numbers(np.asarray(rows.log_probs)[0, start:end]),
         "born": np.where(stays.any(axis=0), stays.argmax(axis=0), -1).tolist(),
         "given": given[start:end].tolist(),
         "frames": frames,
@@ -112,21 +100,24 @@ def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]
 def _seen(decoder: Any, state: Any) -> dict[str, Any]:
     """What a frame shows of the first row, and which positions stay as they are, [S]."""
     rows = state.rows
-    final = state.final if isinstance(state, Canvas) else jax.numpy.zeros_like(rows.tokens, bool)
-    committed = jax.numpy.arange(rows.tokens.shape[1]) < rows.length[:, None]
-    seen = {"calls": rows.counts[NETWORK_CALLS], "length": rows.length, "guesses": decoder.drafts(state)}
-    return jax.tree.map(lambda leaf: leaf[0], seen | {"final": final | committed})
+    final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
+    final |= state.final if isinstance(state, Canvas) else False
+    counts = {"calls": rows.counts[NETWORK_CALLS], "length": rows.length}
+    return jax.tree.map(lambda leaf: leaf[0], counts | {"guesses": decoder.drafts(state), "final": final})
 
 
 def _told(info: Any, length: int) -> dict[str, Any]:
-    """What an info says: numbers of the row; confidences of a canvas, or how far the latents of a wave moved."""
+    """What an info says: numbers of the row; from position `at` on, choices and confidences, or a wave's changes."""
     if not dataclasses.is_dataclass(info):
         return {}
     leaves = {name: np.asarray(leaf)[0] for name, leaf in vars(info).items() if isinstance(leaf, jax.Array)}
-    told: dict[str, Any] = {"note": {name: leaf.item() for name, leaf in leaves.items() if not leaf.ndim}}
-    if "scores" in leaves:  # of the newest round, where a head makes several
-        width = leaves["where"].shape[-1]
-        told |= {"at": leaves["at"].item(), "confidence": _numbers(leaves["scores"].reshape(-1, width)[-1])}
+    told: dict[str, Any] = {
+        "note": {name: leaf.item() for name, leaf in leaves.items() if not leaf.ndim and name != "at"}
+    }
+    if "scores" in leaves:
+        newest = {name: leaf.reshape(-1, leaf.shape[-1])[-1] for name, leaf in leaves.items() if leaf.ndim}
+        told |= {"at": leaves["at"].item(), "confidence": _numbers(newest["scores"])}
+        told |= {"choices": newest["tokens"].tolist()} if "tokens" in newest else {}
     if "distance" in leaves:
         told |= {"at": length - leaves["committed"].item() - 1, "change": _numbers(leaves["distance"])}
     return told
@@ -134,19 +125,17 @@ def _told(info: Any, length: int) -> dict[str, Any]:
 
 def _numbers(values: Any) -> list[float | None]:
     """Numbers for JSON, None where one is not finite."""
-    return [round(float(value), DIGITS) if np.isfinite(value) else None for value in values]
+    return [round(float(value), 4) if np.isfinite(value) else None for value in values]
 
 
 def _put_seconds(runs: Sequence[dict[str, Any]], plays: Sequence[tuple[Setting, Task]]) -> None:
     """Says of each frame how many seconds `run` takes to it: calls after the prompt's take equally long."""
-    cases = [
-        Case(dataclasses.replace(task.decoder, log_probs=False), task.params, setting.knobs)
-        for setting, task in plays
-    ]
+    plain = functools.partial(dataclasses.replace, log_probs=False)
+    cases = [Case(plain(task.decoder), task.params, setting.knobs) for setting, task in plays]
     request = min((task.request for _, task in plays), key=lambda request: request.tokens.shape[1])
     for run, speed in zip(runs, measure(cases, [request], passes=PASSES), strict=True):
         first = run["frames"][0]["calls"]
-        more = int(speed.decoded[0].network_calls[0]) - first
-        each = max(speed.seconds - speed.init_seconds, 0.0) / max(more, 1)
+        calls = int(speed.decoded[0].network_calls[0]) - first
+        each = max(speed.seconds - speed.init_seconds, 0.0) / max(calls, 1)
         for frame in run["frames"]:
             frame["seconds"] = round(speed.init_seconds + each * (frame["calls"] - first), 6)

@@ -13,9 +13,9 @@ ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
-TEXTS = ("*.json", "*.jinja", "tokenizer.model")
-WEIGHTS = ("model*.safetensors", "network*.safetensors", "residual_head*.safetensors")
-OLD_WEIGHTS = ("pytorch_model*.bin",)  # of a repository that has no others
+TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
+WEIGHTS = ["model*.safetensors", "network*.safetensors", "residual_head*.safetensors"]
+OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others
 
 
 class StoreError(ValueError):
@@ -121,12 +121,12 @@ def _from_hub(name: str, revision: str | None) -> Path:
             "pip install 'paradec-jax[hub]'"
         ) from error
 
-    def brought(*files: str) -> Path:
+    def brought(files: list[str]) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns="*/*"))
 
     try:
-        folder = brought(*TEXTS, *WEIGHTS)
-        return folder if any(folder.glob("*.safetensors")) else brought(*OLD_WEIGHTS)
+        folder = brought(TEXTS + WEIGHTS)
+        return folder if any(folder.glob("*.safetensors")) else brought(OLD_WEIGHTS)
     except Exception as error:  # the package has no base class of its errors
         raise StoreError(
             f"there is no folder {name}, and the Hugging Face Hub does not give it: {one_sentence(error)}"

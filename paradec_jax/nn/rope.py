@@ -12,9 +12,9 @@ yarn     `r w / s + (1 - r) w`, r rising linearly in i from 0, at the pair that 
          positions, to 1, at that of `beta_slow`; cosines and sines are multiplied by a number (arXiv 2309.00071)
 =======  ===================================================================================================
 
-With "dynamic" position p turns by the frequencies of a text of n = p + 1 positions, whatever follows it. Where a prompt
-has at most L positions, this is what transformers does one by one with a cache. It turns the positions that one call
-reads beyond L, such as a longer prompt, by the frequencies of the last of them: such texts have other scores there.
+With "dynamic" position p turns by the frequencies of a text of n = p + 1 positions, whatever follows it. Where a
+prompt has at most L positions, this is what transformers does one by one with a cache. It turns all positions of a
+call that reads beyond L, such as a longer prompt, by the frequencies of the last: such texts have other scores there.
 """
 
 import math

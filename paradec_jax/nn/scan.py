@@ -38,7 +38,7 @@ def traced_once(
 ) -> tuple[Stream, Any]:
     """As `in_turn`, of blocks of one shape: the first is traced, and the program repeats it for each layer.
 
-    The program is that of `in_turn`, which takes three times as long to trace. A loop (`scanned`) would also compile
+    The program is that of `in_turn`, traced in 0.3 to 0.4 of its time. A loop (`scanned`) would also compile
     one layer alone, but copies the weights of each out of their stack: on a CPU a call on one position took 1.9 times
     the processor time in float32 and 2.2 times in bfloat16 (30 layers of 576 x 1,536).
 

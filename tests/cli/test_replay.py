@@ -1,5 +1,6 @@
 """The page of a replay: one file without addresses, whose trace is that of `rollout`, whatever the texts hold."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -7,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from small_tokenizers import llama
+from stubs import StubCausal, StubDenoiser, StubNetwork
 
 import paradec_jax as pd
 from paradec_jax import cli
@@ -15,12 +17,17 @@ from paradec_jax.cli.replay import PLACE, piece_of, second_decoder
 from paradec_jax.generate import continuation_task
 from paradec_jax.infill import infill_task
 
-PROMPT = "Question: Ana has 3 apples. </script><!-- \x1b Ben has [4] more.\nAnswer:\n"
-PAGES = {  # by model: the decoder and a second one
-    "tiny-jacobi": ("jacobi", "prompt-lookup --num-pred 3"),
-    "tiny-recurrent-distilled": ("wavefront", "autoregressive"),
-    "tiny-sdar": ("block", "residual_veto --steps 4"),
-    "tiny-mdlm": ("masked", None),
+PROMPT = "Question: Ana has 3 apples. </script><!-- \x1b Who?\nAnswer:\n"
+PAGES = {  # by model: its network's stub, a prompt, the decoder and a second one
+    "tiny-jacobi": (
+        StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0),
+        PROMPT,
+        "jacobi",
+        "prompt-lookup --num-pred 3",
+    ),
+    "tiny-recurrent-distilled": (StubNetwork(), PROMPT, "wavefront", "autoregressive --recurrence 2"),
+    "tiny-sdar": (StubDenoiser(block=8, alignment="own"), PROMPT, "block", "block --rule random"),
+    "tiny-mdlm": (StubDenoiser(), "Ana: [4] and [3].", "masked", None),
 }
 
 
@@ -42,24 +49,26 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_trace_is_that_of_rollout(tmp_path, capsys, name):
-    first, beside = PAGES[name]
+def test_the_trace_is_that_of_rollout(tmp_path, capsys, monkeypatch, name):
+    stub, prompt, first, beside = PAGES[name]
     gaps, path, model = beside is None, tmp_path / "page.html", pd.load(name)
+    stub = dataclasses.replace(stub, vocab_size=model.config.vocab_size, max_length=256)
+    monkeypatch.setattr(pd.Model, "network", stub)
     more = ["--gaps"] if gaps else ["--beside", beside, "--max-new-tokens", "12"]
-    assert cli.main(["generate", first, PROMPT, "--model", name, "--html", str(path), *more]) == 0
+    assert cli.main(["generate", first, prompt, "--model", name, "--html", str(path), *more]) == 0
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert len(page.scripts) == 2 and page.addresses == [] and PLACE not in text
     assert not re.search(r"https?:|@import|url\(|fetch\(|import\(|[\x00-\x09\x0b-\x1f]", text)
     shown = json.loads(page.scripts[0])
-    assert shown["prompt"] == ("" if gaps else PROMPT) and len(shown["runs"]) == 2 - gaps
+    assert shown["prompt"] == ("" if gaps else prompt) and len(shown["runs"]) == 2 - gaps
     second = [] if gaps else [second_decoder(beside)]
     for run, chosen in zip(shown["runs"], [(first, {}), *second], strict=True):
         setting = _choose(model.family, *chosen)
         if gaps:
-            task = infill_task(model, with_gaps(PROMPT), setting.decoder)
+            task = infill_task(model, with_gaps(prompt), setting.decoder)
         else:
-            task = continuation_task(model, [PROMPT], setting.decoder, max_new_tokens=12)
+            task = continuation_task(model, [prompt], setting.decoder, max_new_tokens=12)
         record = lambda state, _: (state.rows, task.decoder.drafts(state))  # noqa: B023, E731
         frames, start = run["frames"], run["start"]
         options = {"n": len(frames) - 1, "record": record}

@@ -11,12 +11,13 @@ from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
 import paradec_jax as pd
+from paradec_jax.config import RopeScaling
 from paradec_jax.convert.engine import ConvertError
-from paradec_jax.convert.gguf import config_fields, read
+from paradec_jax.convert.gguf import read
 
 gguf = pytest.importorskip("gguf")
 NAMES = {"embed_tokens": "token_embd", "lm_head": "output", "norm": "output_norm", "o_proj": "attn_output"}
-NAMES |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+NAMES |= {"rope_freqs": "rope_freqs", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 NAMES |= {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm", **{f"{x}_proj": f"attn_{x}" for x in "qkv"}}
 NAMES |= {f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
 KEYS = "embedding_length block_count context_length feed_forward_length attention.head_count attention.head_count_kv "
@@ -55,59 +56,68 @@ def written(path, values, tensors, types=("F32",)):
     return numbers
 
 
-@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen2 untied", "qwen3"])
+LLAMA3 = {"kind": "llama3", "factor": 32.0, "original": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_context_length": 32,
+    "yarn_beta_fast": 16.0,
+    "finetuned": True,
+}
+SCALED = RopeScaling(kind="yarn", factor=4.0, original=32, beta_fast=16.0)
+# Fields of the config, and more metadata.
+MODELS = {
+    "llama": ({}, {}),
+    "llama tied": ({"tie_embeddings": True}, {}),
+    "llama 3, biases": ({**BIASES, "rope_base": 5e5, "rope_scaling": RopeScaling(**LLAMA3)}, {}),
+    "qwen2": (
+        {"rope_scaling": SCALED},
+        {f"qwen2.rope.scaling.{name}": value for name, value in YARN.items()},
+    ),
+    "qwen2 untied": ({"tie_embeddings": False}, {}),
+    "qwen3": ({}, {}),
+}
+
+
+def factors(config):
+    """Of wavelengths of Llama 3, a pair of channels after the other."""
+    for i in range(config.head_dim // 2):
+        length = 2 * np.pi * config.rope_base ** (2 * i / config.head_dim)
+        smooth = (8192 / length - 1) / 3
+        yield 1 if length < 2048 else 32 if length > 8192 else 1 / ((1 - smooth) / 32 + smooth)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
-    kind, tied = name.split()[0], name not in ("llama", "qwen2 untied")
+    kind, (changes, more) = name.split()[0], MODELS[name]
     sizes = {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5}
-    folder = exported(model := make_model(kind, tie_embeddings=tied, **sizes), tmp_path)
+    folder = exported(model := make_model(kind, **sizes | changes), tmp_path)
+    tensors, path = load_file(folder / WEIGHTS), tmp_path / "a.gguf"
     heads = {"q_proj": 4, "k_proj": model.config.kv_heads} if kind == "llama" else {}
 
-    def turned(
-        tensors, *lengths
-    ):  # queries and keys of `llama`: channels i and i + C/2 are beside each other
-        count = {name: next((n for part, n in heads.items() if part in name), None) for name in tensors}
-        shapes = {name: [count[name], *lengths, x.shape[-1]] for name, x in tensors.items()}
-        return {
-            n: x.reshape(shapes[n]).swapaxes(1, 2).reshape(x.shape) if count[n] else x
-            for n, x in tensors.items()
-        }
+    def turn(
+        *lengths,
+    ):  # queries and keys of `llama`, whose channels i and i + C/2 are beside each other there
+        for part, count in heads.items():
+            for key in [key for key in tensors if part in key]:
+                shape = (count, *lengths, *tensors[key].shape[1:])
+                tensors[key] = tensors[key].reshape(shape).swapaxes(1, 2).reshape(tensors[key].shape)
 
-    path, types = tmp_path / "a.gguf", ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-    values = metadata(model, kind, add_bos_token=True)
-    numbers = written(path, values, turned(load_file(folder / WEIGHTS), 2, -1), types)
-    rewrite(folder, lambda stored: stored.update(turned(numbers, -1, 2)))
+    turn(2, -1)
+    if "3" in name and kind == "llama":
+        tensors["rope_freqs.weight"] = np.array([*factors(model.config)], np.float32)
+    values = metadata(model, kind, add_bos_token=True) | more
+    tensors = written(path, values, tensors, ("F32", "F16", "BF16", "Q8_0", "Q4_0"))
+    tensors.pop("rope_freqs.weight", None)
+    turn(-1, 2)
+    rewrite(folder, lambda stored: stored.update(tensors))
     capsys.readouterr()
     found = pd.load(path)
     assert "is quantised (Q4_0, Q8_0): its numbers are rounded" in capsys.readouterr().err
     assert_same(found, imported(folder))
-    assert (found.config.rope_base, found.token_spec) == (model.config.rope_base, model.token_spec)
+    assert (found.config, found.token_spec) == (model.config, model.token_spec)
     assert_same(pd.load(path, dtype="bfloat16"), pd.load(folder, dtype="bfloat16"))
-
-
-def test_rotary_positions_that_are_scaled():
-    values = metadata(make_model("llama"), "llama") | {"llama.rope.freq_base": 5e5}
-    factors = np.ones(32, np.float32)
-    for i in range(32):
-        length = 2 * np.pi * 5e5 ** (i / 32)  # of a wave
-        smooth = (8192 / length - 1) / 3
-        factors[i] = 1 if length < 2048 else 32 if length > 8192 else 1 / ((1 - smooth) / 32 + smooth)
-    stored = {"token_embd.weight": factors, "rope_freqs.weight": type("Tensor", (), {"data": factors})}
-    want = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    assert config_fields(values, stored)["rope_scaling"] == {"rope_type": "llama3", "factor": 32.0, **want}
-    factors[7] = 2
-    with pytest.raises(ConvertError, match=r"rope_freqs\.weight does not scale rotary positions as Llama 3"):
-        config_fields(values, stored)
-    del stored["rope_freqs.weight"]
-    yarn = {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_context_length": 64,
-        "yarn_beta_fast": 16.0,
-        "finetuned": True,
-    }
-    values |= {f"llama.rope.scaling.{name}": value for name, value in yarn.items()}
-    want = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "original_max_position_embeddings": 64}
-    assert config_fields(values, stored)["rope_scaling"] == want
 
 
 REFUSED = [
@@ -129,6 +139,9 @@ def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
         written(path, metadata(make_model("llama"), "llama") | change, tensors)
         with pytest.raises(ConvertError, match=message), read(path):
             pass
+    written(path, metadata(make_model("llama"), "llama"), tensors | {"rope_freqs.weight": np.ones(2) * 3})
+    with pytest.raises(ConvertError, match=r"rope_freqs\.weight does not scale"), read(path):
+        pass
     written(path, metadata(make_model("llama"), "llama"), tensors)
     whole = path.read_bytes()
     for content in (whole[:-500], whole[:300], b"GGUF", b"", whole.replace(b"token_embd", b"token_empt")):

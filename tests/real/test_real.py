@@ -60,29 +60,33 @@ def test_logits(model, theirs, texts):
         same_logits(model, theirs, text)
 
 
-@pytest.mark.parametrize("decoder", [pd.AutoRegressive(), pd.PromptLookup(), pd.Jacobi(block=8)], ids=repr)
-def test_greedy_tokens(model, theirs, texts, decoder):
+@pytest.fixture(scope="module")
+def greedy(model, theirs, texts):
+    """What transformers writes, one text after the other."""
     import torch
 
-    found = pd.generate(model, texts, decoder, max_new_tokens=TOKENS).tokens
-    for text, ours in zip(texts, found, strict=True):
-        ids, stop = torch.tensor(model.tokenizer.encode_batch([text])), list(model.token_spec.stop)
-        options = {
-            "max_new_tokens": TOKENS,
-            "do_sample": False,
-            "eos_token_id": stop,
-            "pad_token_id": stop[0],
-        }
+    stop, found = list(model.token_spec.stop), []
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": stop, "pad_token_id": stop[0]}
+    for text in texts:
+        ids = torch.tensor(model.tokenizer.encode_batch([text]))
         with torch.inference_mode():
-            want = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :]
-        assert ours == want.tolist()
+            whole = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        found.append(whole[0, ids.shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    "decoder", [pd.AutoRegressive(), pd.PromptLookup(), pd.Jacobi(block=8)], ids=lambda of: type(of).__name__
+)
+def test_greedy_tokens(model, greedy, texts, decoder):
+    assert pd.generate(model, texts, decoder, max_new_tokens=TOKENS).tokens == greedy
 
 
 def test_an_export_is_read_by_transformers_and_by_load(model, theirs, texts, tmp_path):
     import torch
 
     transformers = pytest.importorskip("transformers")
-    from paradec_jax.convert.cli import main as convert
+    from paradec_jax.cli import main as convert
 
     folder = tmp_path / "exported"
     pd.save(tmp_path / "model", model)
