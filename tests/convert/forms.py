@@ -11,55 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import small_tokenizers
 import tokenizers
 from exports import CONFIG, WEIGHTS, edit, rewrite
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from small_tokenizers import KINDS, SPECIAL, WORDS
+from tokenizers import decoders, models, pre_tokenizers, processors
 
+GENERATION = "generation_config.json"
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-SIZES = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
-LENGTH = 48  # of the text: past windows, and past the lengths before scaling
-SPREAD = 0.2  # standard deviation of weights
-# What the names of transformers' classes begin with, where it is not the model type.
-PEERS = {"sdar": "Qwen3", "a2d-qwen3": "Qwen3", "Fast_dLLM_Qwen": "Qwen2"}
-CHAT = "{{ bos_token }}{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
-TEXT, MESSAGES = "a b return x.a", [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "x"}]
-SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-
-
-def unigram() -> tokenizers.Tokenizer:
-    """Pieces with scores, as of sentencepiece."""
-    pieces = [*small_tokenizers.SPECIAL, *small_tokenizers.WORDS]
-    backend = tokenizers.Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], 0))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return backend
-
-
-def wordpiece() -> tokenizers.Tokenizer:
-    """Words and what continues them, as of BERT."""
-    pieces = [*small_tokenizers.SPECIAL, "a", "b", "x", "re", "##turn", "."]
-    backend = tokenizers.Tokenizer(models.WordPiece({n: i for i, n in enumerate(pieces)}, unk_token="<unk>"))
-    backend.normalizer, backend.pre_tokenizer = (
-        normalizers.BertNormalizer(),
-        pre_tokenizers.BertPreTokenizer(),
-    )
-    backend.decoder = decoders.WordPiece()
-    return backend
 
 
 def form_of(name: str) -> dict[str, Any]:
-    """All changes of a form, by what they change."""
-    rope = {"rope_theta": 100.0, "rope_type": "default"}
-    form = {
-        "config": SIZES,
-        "rope": rope,
-        "fields": {},
-        "generation": {},
-        "dtype": "float32",
-        "shards": "1GB",
-    }
+    """What a form is made of: the plain one's, and the changes of its words."""
+    form = dict(TABLE["plain"])
     for word in name.split()[1:]:
         other = {"prefix" if word.endswith(".") else "dtype": word}
         for key, value in TABLE["changes"].get(word, other).items():
@@ -71,8 +34,7 @@ def class_of(name: str, suffix: str) -> Any:
     """transformers' class of a form's model type, such as its `Config`."""
     import transformers
 
-    kind = name.split()[0]
-    return getattr(transformers, PEERS.get(kind, kind.capitalize()) + suffix)
+    return getattr(transformers, TABLE["classes"][name.split()[0]] + suffix)
 
 
 def make(name: str, folder: Path) -> dict[str, np.ndarray]:
@@ -85,24 +47,20 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
     config = class_of(name, "Config")(**form["config"], rope_parameters=form["rope"])
     model = class_of(name, "ForCausalLM")(config)
     for key, parameter in model.named_parameters():
-        parameter.data.normal_(float("norm" in key), SPREAD)
+        parameter.data.normal_(float("norm" in key), form["spread"])
     model.to(getattr(torch, form["dtype"])).save_pretrained(folder, max_shard_size=form["shards"])
     if "spelling" in form:
         respell(folder / CONFIG)
     edit(folder / CONFIG, **{"model_type": name.split()[0]} | form["fields"])
+    edit(folder / GENERATION, **form["generation"] or {})
     if form["generation"] is False:
-        (folder / "generation_config.json").unlink()
-    else:
-        edit(folder / "generation_config.json", **form["generation"])
+        (folder / GENERATION).unlink()
     if "vectors" in form:
-        rewrite(
-            folder, lambda t: t.update({k: x.astype(form["vectors"]) for k, x in t.items() if x.ndim == 1})
-        )
+        flat = form["vectors"]
+        rewrite(folder, lambda t: t.update({k: x.astype(flat) for k, x in t.items() if x.ndim == 1}))
     if "words" in form:
         write_words(folder, form)
     made = {} if name in TABLE["refused"] else read(name, folder)
-    if "slow" in form:
-        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     if "head" in form:
         rewrite(folder, lambda t: t.update({"lm_head.weight": form["head"] * t["model.embed_tokens.weight"]}))
     if "prefix" in form:
@@ -129,34 +87,51 @@ def write_words(folder: Path, form: dict[str, Any]) -> None:
     """Writes a tokenizer and a chat template."""
     from transformers import PreTrainedTokenizerFast
 
-    own = {"unigram": unigram, "wordpiece": wordpiece}.get(form["words"])
-    backend = own() if own else small_tokenizers.KINDS[form["words"]]()._backend
+    words, backend = TABLE["words"], backend_of(form["words"])
     if "begin" in form:
         backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHAT, **SPECIAL)
-    words.save_pretrained(folder)
+    options = {"tokenizer_object": backend, "chat_template": words["template"]}
+    PreTrainedTokenizerFast(**options, **words["special"]).save_pretrained(folder)
     if "template" in form:
         (folder / "chat_template.jinja").unlink()
-        edit(folder / form["template"], chat_template=CHAT)
+        edit(folder / form["template"], chat_template=words["template"])
+    if "slow" in form:
+        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+
+
+def backend_of(kind: str) -> tokenizers.Tokenizer:
+    """A tokenizer of a few words: as of BERT ("wordpiece"), of sentencepiece ("unigram"), or of `KINDS`."""
+    if kind in KINDS:
+        return KINDS[kind]()._backend
+    if kind == "unigram":
+        scores = [(word, -float(i)) for i, word in enumerate([*SPECIAL, *WORDS])]
+        backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        return backend
+    ids = {word: i for i, word in enumerate([*SPECIAL, "a", "b", "x", "re", "##turn", "."])}
+    backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return backend
 
 
 def read(name: str, folder: Path) -> dict[str, np.ndarray]:
     """What transformers makes of a folder in float32.
 
-    `input_ids` [1, T] and `logits` [1, T, V], of one call or, where the form has a step, of calls with a cache; seen
-    block by block where it has a block, else causally. `stops`, the tokens that end a text. Where there is a
-    tokenizer, `ids` of `TEXT` and the text `chat` of `MESSAGES`.
+    `input_ids` [1, T] and `logits` [1, T, V], seen block by block where the form has a block, else causally; of calls
+    with a cache where its step is shorter than the text. `stops`, the tokens that end a text. With a tokenizer, `ids`
+    of the table's text, and `chat`, its messages in the template.
     """
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    tokens, form = torch.from_numpy(np.random.default_rng(0).integers(4, 60, (1, LENGTH))), form_of(name)
-    blocks = torch.arange(LENGTH) // form.get("block", 1)
+    form, length = form_of(name), TABLE["plain"]["step"]
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(4, 60, (1, length)))
+    blocks = torch.arange(length) // form.get("block", 1)
     unseen = torch.where(blocks > blocks[:, None], -torch.inf, 0.0)[None, None]
     cls = class_of(name, "ForCausalLM")
     model = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     logits, options = [], {"use_cache": True, "attention_mask": unseen if "block" in form else None}
-    for piece in tokens.split(form.get("step", LENGTH), dim=1):
+    for piece in tokens.split(form["step"], dim=1):
         with torch.no_grad():
             out = model(piece, **options)
         options["past_key_values"] = out.past_key_values
@@ -165,8 +140,8 @@ def read(name: str, folder: Path) -> dict[str, np.ndarray]:
     found["stops"] = np.ravel(model.generation_config.eos_token_id or np.zeros(0, int))
     if (folder / "tokenizer.json").is_file():
         words = PreTrainedTokenizerFast.from_pretrained(folder)
-        found["ids"] = np.array(words(TEXT)["input_ids"])
-        found["chat"] = np.array(words.apply_chat_template(MESSAGES, tokenize=False))
+        found["ids"] = np.array(words(TABLE["words"]["text"])["input_ids"])
+        found["chat"] = np.array(words.apply_chat_template(TABLE["words"]["messages"], tokenize=False))
     return found
 
 

@@ -23,9 +23,9 @@ def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> f
     ((_, error),) = check.errors(pd.load(str(folder), dtype="float32"), made)
     assert sorted(model.token_spec.stop) == sorted(made["stops"])
     if "ids" in made:
-        ids = model.tokenizer.begun(model.tokenizer.encode(forms.TEXT), model.token_spec.bos)
-        assert ids == made["ids"].tolist()
-        assert chat.conversation(model, forms.MESSAGES, add_generation_prompt=False) == made["chat"]
+        words, spec, given = model.tokenizer, model.token_spec, forms.TABLE["words"]
+        assert words.begun(words.encode(given["text"]), spec.bos) == made["ids"].tolist()
+        assert chat.conversation(model, given["messages"], add_generation_prompt=False) == made["chat"]
     return error / float(np.abs(made["logits"]).max())
 
 
