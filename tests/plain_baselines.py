@@ -18,9 +18,9 @@ def keep(pool: dict, ngram: list[int], places: int) -> None:
     del entries[:-places]
 
 
-def draft_of(tokens: list[int], max_ngram: int, num_pred: int) -> list[int]:
+def draft_of(tokens: list[int], max_ngram: int, min_ngram: int, num_pred: int) -> list[int]:
     """What follows the first earlier occurrence of the longest tail, if all of it exists."""
-    for n in range(max_ngram, 0, -1):
+    for n in range(max_ngram, min_ngram - 1, -1):
         for start in range(len(tokens) - n):
             end = start + n
             fits = end + num_pred <= len(tokens) and end < len(tokens) - n
@@ -44,7 +44,7 @@ def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) 
     """A call commits the right tokens of its draft and one more."""
     text, length, calls, positions = text_of(stub, prompt, new), prompt, 0, prompt - 1
     while length < prompt + new:
-        draft = draft_of(text[:length], options["max_ngram"], options["num_pred"])
+        draft = draft_of(text[:length], options["max_ngram"], options["min_ngram"], options["num_pred"])
         length += right(draft, text[length:]) + 1
         calls, positions = calls + 1, positions + 1 + len(draft)
     return calls, positions

@@ -208,10 +208,10 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
 def test_prompt_lookup_without_a_match_computes_one_position():
     ran: list = []
     prompt, drafts = [3, 1, 4], 3
-    decoder = PromptLookup(Measured(probe=ran.append), 48, max_ngram=2, num_pred=drafts)
+    decoder = PromptLookup(Measured(probe=ran.append), 48, max_ngram=2, num_pred=drafts, min_ngram=1)
     result = run(decoder, None, tiny_request(30, prompts=[prompt]))
     jax.effects_barrier()
     sizes = sorted(size for size in ran if isinstance(size, int))
-    assert not draft_of(prompt, 2, drafts)  # the prompt's call computes drafts that do not count
+    assert not draft_of(prompt, 2, 1, drafts)  # the prompt's call computes drafts that do not count
     assert set(sizes) == {1, 1 + drafts, len(prompt) + drafts}
     assert sum(sizes) == int(result.positions[0]) + drafts

@@ -26,6 +26,7 @@ OPTIONS = {  # for each decoder that has such a field
     "guesses": 2,
     "max_ngram": 2,
     "num_pred": 3,
+    "min_ngram": 1,
     "draft_recurrence": 2,
     "lookahead": 3,
     "block": 4,

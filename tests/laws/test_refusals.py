@@ -91,6 +91,7 @@ REFUSED = {
     "ReleasedWavefront(noise_schedule='shaken')": "noise_schedule",
     # Causal ones
     "PromptLookup(max_ngram=0)": "max_ngram must be at least 1, not 0",
+    "PromptLookup(max_ngram=2)": "min_ngram must be at most 2, not 3",
     "PromptLookup(num_pred=0)": "num_pred must be at least 1, not 0",
     "ReleasedPromptLookup(dummy=-1)": "dummy must be a token id, not -1",
     "Lookahead(level=2)": "level must be at least 3, not 2",

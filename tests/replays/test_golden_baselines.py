@@ -173,7 +173,7 @@ def test_lookahead(name):
 @pytest.mark.parametrize(
     ("part", "decoder"),
     [
-        ("prompt_lookup", decode.PromptLookup(max_ngram=2, num_pred=3)),
+        ("prompt_lookup", decode.PromptLookup(max_ngram=2, num_pred=3, min_ngram=1)),
         ("lookahead", decode.Lookahead(level=4, window=3, guesses=2, pool_from_prompt=True)),
     ],
 )

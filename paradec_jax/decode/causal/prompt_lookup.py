@@ -40,7 +40,8 @@ class PromptLookup(DecoderBase):
 
     Each call, that of the prompt included, feeds the newest token and K drafted ones and commits the drafts that
     equal the network's own choices, and one choice more. Where no running row holds an earlier occurrence the call
-    is a step of autoregressive decoding, of one position.
+    is a step of autoregressive decoding, of one position. A single token that stood before foretells little, and on
+    a processor a wide call must earn its price: so what is looked up has a least length (the original: 1).
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -50,18 +51,25 @@ class PromptLookup(DecoderBase):
     Attributes:
       max_ngram: tokens that are looked up; where they are not found, fewer.
       num_pred: K, tokens copied.
+      min_ngram: the fewest that are looked up.
     """
 
     _: dataclasses.KW_ONLY
     max_ngram: int = 3
     num_pred: int = 10
+    min_ngram: int = 3
 
     def __post_init__(self) -> None:
         check_sizes(self, "max_ngram", "num_pred")
+        check_sizes(self, "min_ngram", most=self.max_ngram)
+
+    def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:
+        """K tokens a row that may come next, and whether there are any."""
+        return find_draft(tokens, lengths, self.max_ngram, self.num_pred, self.min_ngram)
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
-        draft, found = find_draft(request.tokens, request.lengths, self.max_ngram, self.num_pred)
+        draft, found = self.find(request.tokens, request.lengths)
         return read_prompt(self, params, request, draft, jnp.where(found, self.num_pred, 0), knobs)
 
     def step(
@@ -69,29 +77,30 @@ class PromptLookup(DecoderBase):
     ) -> tuple[CachedState, PromptLookupInfo]:
         """One call: verifies what followed the newest tokens where they stood before."""
         # Look up: the longest n-gram at the row's end that occurs earlier, and the K tokens after it there.
-        draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
+        draft, found = self.find(state.rows.tokens, state.rows.length)
         # Verify and commit: the drafted tokens that the network chooses itself, and its choice after them.
         state, accepted = verify(self, params, state, draft, jnp.where(found, self.num_pred, 0), knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, where there is one."""
-        draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
+        draft, found = self.find(state.rows.tokens, state.rows.length)
         return jnp.where(found[:, None], draft, -1)
 
 
 def find_draft(
-    tokens: Int[Array, "B S"], lengths: Int[Array, "B"], max_ngram: int, num_pred: int
+    tokens: Int[Array, "B S"], lengths: Int[Array, "B"], max_ngram: int, num_pred: int, min_ngram: int = 1
 ) -> tuple[Int[Array, "B K"], Bool[Array, "B"]]:
     """The tokens after the first earlier occurrence of each row's newest ones.
 
-    The longest n-gram, n = max_ngram .. 1, that has an occurrence counts. An occurrence ends before the tail
+    The longest n-gram, n = max_ngram .. min_ngram, that has an occurrence counts. An occurrence ends before the tail
     itself begins and has `num_pred` tokens after it.
 
     Args:
       tokens, lengths: rows, and how many of their tokens count.
       max_ngram: n to begin with.
       num_pred: K.
+      min_ngram: n to end with.
 
     Returns:
       K tokens a row, and whether there are any.
@@ -104,6 +113,8 @@ def find_draft(
     for n in range(1, max_ngram + 1):  # a longer n-gram overrules the shorter ones
         tail = jnp.take_along_axis(tokens, jnp.maximum(lengths - n, 0)[:, None], axis=1)
         same &= (jnp.roll(tokens, n - 1, axis=1) == tail) & (slot >= n - 1)
+        if n < min_ngram:
+            continue
         occurs = same & fits & (start < lengths[:, None] - n)
         first = jnp.where(jnp.any(occurs, axis=1), jnp.argmax(occurs, axis=1) + 1, first)
         found |= jnp.any(occurs, axis=1)
