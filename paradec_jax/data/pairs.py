@@ -113,6 +113,7 @@ class PairBatchMaker:
     batch_tokens: int
     indices: Int[np.ndarray, " M"]
     alone: bool
+    multiple: int
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:
@@ -121,7 +122,8 @@ class PairBatchMaker:
 
     def rows(self, bucket: PairBucket) -> int:
         """B, rows of a batch: each is read twice, P + T n positions at a time."""
-        return self.batch_tokens // (2 * (bucket.prompt + bucket.pairs * self.trajectories.block))
+        most = self.batch_tokens // (2 * (bucket.prompt + bucket.pairs * self.trajectories.block))
+        return most // self.multiple * self.multiple
 
     @functools.cached_property
     def items(self) -> Int[np.ndarray, "items 4"]:
@@ -153,6 +155,11 @@ class PairBatchMaker:
         best = np.where(fits, shapes @ [1, self.trajectories.block], np.inf).argmin(axis=1)
         return [np.flatnonzero(best == which) for which in range(len(shapes))]
 
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self.order)
+
     @functools.cached_property
     def order(self) -> list[tuple[int, int]]:
         """(bucket, number) of each batch of an epoch, in which every item is seen at least once."""
@@ -165,8 +172,8 @@ class PairBatchMaker:
 
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""
-        epoch, place = divmod(index, len(self.order))
-        which, part = self.order[self._rng(MIX, epoch).permutation(len(self.order))[place]]
+        epoch, place = divmod(index, self.batches)
+        which, part = self.order[self._rng(MIX, epoch).permutation(self.batches)[place]]
         shuffled = self._rng(ORDER, epoch, which).permutation(self.members[which])
         rows = self.rows(self.buckets[which])
         return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")
@@ -218,6 +225,7 @@ def pair_batches(
     indices: Int[np.ndarray, " M"],
     selection: Selection = Selection(),
     alone: bool = False,
+    multiple: int = 1,
 ) -> Endless:
     """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
 
@@ -232,10 +240,11 @@ def pair_batches(
       selection: which noisy iterate a block gets; that of the released data by default.
       alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it) instead of a
         generation with all of its blocks.
+      multiple: number that divides the rows of every batch, such as that of devices.
 
     Raises:
       ValueError: no generation, or a batch that cannot hold a row.
     """
     if len(indices) == 0:
         raise ValueError("no answer is left to learn from: each repeats one token too often or is too long")
-    return Endless(PairBatchMaker(trajectories, seed, selection, batch_tokens, indices, alone))
+    return Endless(PairBatchMaker(trajectories, seed, selection, batch_tokens, indices, alone, multiple))

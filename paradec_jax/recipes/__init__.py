@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paradec_jax.recipes.jacobi import Jacobi
 from paradec_jax.recipes.sft import Sft
 
-OBJECTIVES: dict[str, Any] = {"sft": Sft}
+OBJECTIVES: dict[str, Any] = {"sft": Sft, "jacobi": Jacobi}

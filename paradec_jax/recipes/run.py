@@ -151,11 +151,15 @@ class Job:
 
     def batches(self, examples: Examples, **options: Any) -> Endless:
         """Batches of examples as the run wants them."""
-        run, sizes = self.run, {} if self.mesh is None else dict(self.mesh.shape)
-        rows = run.accumulate * sizes.get("data", 1) * sizes.get("fsdp", 1)
-        told = {"seed": run.seed, "packed": run.packed, "multiple": rows, **options}
-        length = length_of(run, self.model)
-        return example_batches(examples, batch_tokens=run.batch_tokens, length=length, **told)
+        run, told = self.run, {"multiple": self.multiple, "length": length_of(self.run, self.model)}
+        told |= {"seed": run.seed, "packed": run.packed, "batch_tokens": run.batch_tokens, **options}
+        return example_batches(examples, **told)
+
+    @property
+    def multiple(self) -> int:
+        """What the rows of a batch must be a multiple of."""
+        sizes = {} if self.mesh is None else dict(self.mesh.shape)
+        return self.run.accumulate * sizes.get("data", 1) * sizes.get("fsdp", 1)
 
     def updates(self, data: Endless) -> int:
         """Updates of a run over these batches."""

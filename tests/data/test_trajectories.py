@@ -174,7 +174,7 @@ def test_an_epoch_shows_every_generation(folder):
     stored = Trajectories(folder)
     make = pairs(folder, seed=1, batch_tokens=3 * 2 * (8 + 4 * N)).make
     sources, seen = {generation(i).fixed.tobytes(): generation(i) for i in range(10)}, []
-    for index in range(len(make.order)):
+    for index in range(make.batches):
         bucket, data = make.plan(index)[0], make(index)
         assert data["noisy"].shape == (make.rows(bucket), bucket.pairs, N)
         assert data["prompt"].shape == (make.rows(bucket), bucket.prompt)
@@ -185,12 +185,10 @@ def test_an_epoch_shows_every_generation(folder):
                 assert noisy.tolist() in block.tolist()
             seen.append(source.id)
     assert set(seen) == set(stored.ids.tolist()) and len(make.buckets) > 1
-    epochs = [
-        [make(k * len(make.order) + i)["prompt"].tolist() for i in range(len(make.order))] for k in (0, 1)
-    ]
+    epochs = [[make(k * make.batches + i)["prompt"].tolist() for i in range(make.batches)] for k in (0, 1)]
     assert epochs[0] != epochs[1]
     chosen = pairs(folder, indices=np.array([2, 5])).make
-    prompts = {tuple(row[row > 0]) for i in range(len(chosen.order)) for row in chosen(i)["prompt"]}
+    prompts = {tuple(row[row > 0]) for i in range(chosen.batches) for row in chosen(i)["prompt"]}
     assert prompts == {tuple(generation(i).prompt) for i in (2, 5)}
 
 
