@@ -42,12 +42,7 @@ from paradec_jax.train.recipe import checksums
 MEASURED = 64  # held-out prompts that are decoded
 FRESH = 100  # added to the seed of batches of examples
 RULES = ConsistencyRules(
-    context="clean",
-    window=4,
-    divide_by_pairs=False,
-    prompt_weight=0.0,
-    after_eos="drop",
-    over="batch",
+    context="clean", window=4, divide_by_pairs=False, prompt_weight=0.0, after_eos="drop", over="batch"
 )
 
 
@@ -83,10 +78,10 @@ class Jacobi:
     families: ClassVar[tuple[str, ...]] = ("causal",)
 
     def __post_init__(self) -> None:
-        if min(self.block, default=0) < 2 or min(self.new_tokens, self.rows) < 1:
-            raise ValueError("block must be 2 or more, and new_tokens and rows at least 1")
-        if not 0 <= self.rehearse < 1:
-            raise ValueError(f"rehearse must be a share in [0, 1), not {self.rehearse}")
+        if not (min(self.block) > 1 and min(self.new_tokens, self.rows) > 0 and 0 <= self.rehearse < 1):
+            raise ValueError(
+                "block must be above 1, new_tokens and rows above 0, and rehearse a share in [0, 1)"
+            )
 
     def train(self, job: Job) -> Model:
         """A collection and a part for each round."""
@@ -96,9 +91,9 @@ class Jacobi:
             indices = kept(found, stop=model.token_spec.stop)
             say(f"round {which}: {len(found.decoded)} prompts decoded, {len(indices)} answers to learn from")
             loss, data, pairs = self.objective(job, model, found, indices, job.run.seed + which)
-            frozen = dict(model.params) if self.rules.teacher == "frozen" else None
-            updates = job.updates(pairs)
-            model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=frozen)
+            options = {"updates": job.updates(pairs)}
+            options |= {"frozen": dict(model.params)} if self.rules.teacher == "frozen" else {}
+            model = job.fit(f"round-{which}", model, loss, data, **options)
         return model
 
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
@@ -116,7 +111,7 @@ class Jacobi:
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
             ids = np.random.default_rng(seed).permutation(self.askable(job.examples, model))[: self.problems]
             prompts = self.prompts(job.examples, ids, model, seed)
-            case = case_of(Setting("jacobi", decode.Jacobi(block=block)), model, prompts.size)
+            case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
             for start in track(range(0, len(left), self.rows), description=f"round {which}: answers"):
@@ -138,15 +133,14 @@ class Jacobi:
 
     def askable(self, examples: Examples, model: Model) -> list[int]:
         """The first example of each prompt that leaves room for an answer. Raises ValueError where there is none."""
-        room = model.network.max_length - self.new_tokens - max(self.block)
+        room = model.network.max_length - self.new_tokens - max(self.block) - 8  # what is rounded up
         first: dict[bytes, int] = {}
         for number in range(len(examples)):
-            prompt = examples.prompt(number)
-            if 1 < len(prompt) <= room:
+            if 1 < len(prompt := examples.prompt(number)) <= room:
                 first.setdefault(prompt.tobytes(), number)
         if not first:
             raise ValueError(
-                f'data: jacobi asks prompts of 2 to {room} tokens ("prompt" or "messages"), and there is none'
+                f'data: no line has a "prompt" or "messages" with 2 to {room} tokens before the answer'
             )
         return [*first.values()]
 
@@ -154,10 +148,8 @@ class Jacobi:
         """The prompts of some examples in one shape."""
         rows = [examples.prompt(number) for number in ids]
         lengths = np.asarray([len(row) for row in rows], np.int32)
-        room = model.network.max_length - self.new_tokens
-        tokens = np.full(
-            (len(rows), min(-(-lengths.max() // BUCKET) * BUCKET, room)), model.token_spec.pad, np.int32
-        )
+        width = min(-(-lengths.max() // BUCKET) * BUCKET, model.network.max_length - self.new_tokens)
+        tokens = np.full((len(rows), width), model.token_spec.pad, np.int32)
         for row, prompt in zip(tokens, rows, strict=True):
             row[: len(prompt)] = prompt
         keys = keys_of(np.int64(seed), np.asarray(ids, np.int32))
@@ -167,30 +159,24 @@ class Jacobi:
         self, job: Job, model: Model, found: Trajectories, indices: np.ndarray, seed: int
     ) -> tuple[Objective, Endless, Endless]:
         """Loss and data of a round, and the part of the data that is pairs of blocks."""
-        network, spec, weight = model.network, model.token_spec, self.rules.ar_weight
-        fresh_tokens = round(self.rehearse * job.run.batch_tokens)
-        pairs = pair_batches(
-            found,
-            seed=seed,
-            batch_tokens=job.run.batch_tokens - fresh_tokens,
-            indices=indices,
-            selection=Selection(self.order, self.rules.window),
-            alone=self.cllm,
-            multiple=job.multiple,
-        )
+        network, rules, tokens = model.network, self.rules, job.run.batch_tokens
+        again = round(self.rehearse * tokens)
+        chosen = {"indices": indices, "selection": Selection(self.order, rules.window), "alone": self.cllm}
+        sizes = {"batch_tokens": tokens - again, "multiple": job.multiple}
+        pairs = pair_batches(found, seed=seed, **sizes, **chosen)
+        loss = consistency_loss(network, model.token_spec, rules, chunk=self.chunk)
         if self.cllm:  # without stop tokens, after which it reads no prompt: turns of a chat end in them
-            bare = dataclasses.replace(spec, stop=())
-            loss = cllm_loss(network, bare, ar_weight=weight, chunk=self.chunk)
-        else:
-            loss = consistency_loss(network, spec, self.rules, chunk=self.chunk)
+            spec = dataclasses.replace(model.token_spec, stop=())
+            loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
             return loss, pairs, pairs
-        fresh = job.batches(job.examples, batch_tokens=fresh_tokens, seed=seed + FRESH)
+        fresh = job.batches(job.examples, batch_tokens=again, seed=seed + FRESH)
 
         def both(index: int) -> dict[str, Any]:
             return {"pairs": pairs.make(index), "fresh": fresh.make(index)}
 
-        return rehearsing(loss, next_token_loss(network, chunk=self.chunk), weight), Endless(both), pairs
+        next_token = next_token_loss(network, chunk=self.chunk)
+        return rehearsing(loss, next_token, rules.ar_weight), Endless(both), pairs
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """What decoding gains on held-out prompts, and beside it what the model is worth.
@@ -199,25 +185,20 @@ class Jacobi:
         started from; then of the decoders tokens a call, and the share of answers equal to those one by one.
         """
         assert job.held_out is not None
-        numbers = {"nats": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
-        model, start, block = here(model), here(job.model), self.block[-1]
-        prompts = self.prompts(
-            job.held_out, self.askable(job.held_out, model)[:MEASURED], model, job.run.seed
-        )
+        numbers = {"nats a token": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
+        model, start, n = here(model), here(job.model), self.block[-1]
+        ids = self.askable(job.held_out, model)[:MEASURED]
+        prompts = self.prompts(job.held_out, ids, model, job.run.seed)
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
-        asked = [row[:length].tolist() for row, length in zip(prompts.tokens, prompts.lengths, strict=True)]
-        spans = [Span((*ask, *ids), len(ask)) for ask, ids in zip(asked, alone, strict=True)]
-        scores = log_likelihoods(start.network, start.params, spans)
-        numbers["nats of own answers at the start"] = -float(
-            np.concatenate([score for score, _ in scores]).mean()
-        )
-        for name, running in ((f"block {block}", False), (f"running window {block}", True)):
-            found, calls = answers(prompts, model, decode.Jacobi(block=block, running=running), self.rows)
+        asked = [job.held_out.prompt(number).tolist() for number in ids]
+        spans = [Span((*ask, *answer), len(ask)) for ask, answer in zip(asked, alone, strict=True)]
+        scores = np.concatenate([score for score, _ in log_likelihoods(start.network, start.params, spans)])
+        numbers["nats of its answers at the start"] = -float(scores.mean())
+        for name, running in ((f"block {n}", False), (f"running window {n}", True)):
+            found, calls = answers(prompts, model, decode.Jacobi(block=n, running=running), self.rows)
             equal = np.mean([one == other for one, other in zip(found, alone, strict=True)])
-            numbers |= {
-                f"{name}: tokens a call": sum(map(len, found)) / calls,
-                f"{name}: equal": float(equal),
-            }
+            numbers[f"tokens a call, {name}"] = sum(map(len, found)) / calls
+            numbers[f"equal to one by one, {name}"] = float(equal)
         return numbers
 
 

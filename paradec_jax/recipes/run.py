@@ -36,6 +36,8 @@ MAY_DIFFER = (
     "checkpoint_every",
     "allow",
     "cluster",
+    "collect_minutes",
+    "rows",
 )  # between calls of one run
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
 
@@ -313,8 +315,8 @@ def train(objective: RecipeOf, run: Run) -> None:
     if stored.family not in objective.families:
         suited = " and ".join(objective.families)
         raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
-    options = {k: v for k, v in dataclasses.asdict(run).items() if k not in MAY_DIFFER}
-    claim(folder, {"objective": name, **dataclasses.asdict(objective), **options}, run.allow)  # type: ignore
+    options = {**dataclasses.asdict(objective), **dataclasses.asdict(run)}  # type: ignore
+    claim(folder, {"objective": name} | {k: v for k, v in options.items() if k not in MAY_DIFFER}, run.allow)
     model, own = in_training(stored, run), stored.config
     del stored
 
@@ -366,5 +368,6 @@ def finish(folder: Path, examples: Examples, before: Mapping[str, float], after:
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
-    print(text, flush=True)
+    """Prints a line at once, on process 0."""
+    if jax.process_index() == 0:
+        print(text, flush=True)

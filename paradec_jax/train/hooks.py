@@ -118,6 +118,8 @@ def tokens(shapes: Mapping[str, Any]) -> int:
     parts = [tokens(part) for part in shapes.values() if isinstance(part, Mapping)]
     if parts:
         return sum(parts) if all(parts) else 0
+    if "noisy" in shapes:  # both copies of blocks, after a prompt
+        return sum(math.prod(shapes[name].shape) for name in ("prompt", "noisy", "clean"))
     return next((math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0)
 
 
