@@ -214,7 +214,7 @@ def encoded(record: Mapping[str, Any], model: Any) -> Row:
             counted = [False] * len(ids)
         ids, counted = ids + added, counted + [counts] * len(added)
         before = text or before
-    if ids[-1:] != [*stop]:  # which a text may have brought, written out
+    if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
         ids, counted = [*ids, *stop], counted + [True] * len(stop)
     if not any(counted[1:]):
         raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
@@ -256,11 +256,8 @@ class BatchMaker:
         """Batches of an epoch."""
         return sum(bucket.batches for bucket in self.buckets)
 
-    @functools.cached_property
-    def _plan(self) -> Any:
-        return functools.lru_cache(maxsize=2)(self._planned)
-
-    def _planned(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Bucket and rows of each batch of an epoch."""
         rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
         plan = []
@@ -276,12 +273,11 @@ class BatchMaker:
     def part(self, index: int, share: Share) -> Part:
         """Rows of batch `index`."""
         epoch, place = divmod(index, self.batches)
-        bucket, rows = self._plan(epoch)[place]
+        bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        shape, integers = (last - first, bucket.length), ("tokens", "targets", "positions", "segments")
-        batch = {name: np.zeros(shape, np.int32) for name in integers} | {
-            "weights": np.zeros(shape, np.float32)
-        }
+        shape, names = (last - first, bucket.length), ("tokens", "targets", "positions", "segments")
+        batch: Batch = {name: np.zeros(shape, np.int32) for name in names}
+        batch["weights"] = np.zeros(shape, np.float32)
         for i, row in enumerate(rows[first:last]):
             at = 0
             for number, example in enumerate(bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1):
