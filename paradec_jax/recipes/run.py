@@ -16,7 +16,7 @@ from paradec_jax import store
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
 from paradec_jax.families import matrix_axes
-from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.io import atomic_write_text
 from paradec_jax.model import Model
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
@@ -315,28 +315,13 @@ def train(objective: Any, run: Run) -> None:
     examples, *rest = map(read, sources)
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
-    before = measured(job, objective)
     after = objective.train(job)
     config = dataclasses.replace(after.config, dtype=own.dtype, param_dtype=own.param_dtype, remat=own.remat)
     params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), after.params))
     model = dataclasses.replace(after, config=config, params=params)
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
-    numbers = {} if job.held_out is None else dict(objective.held_out(job, after))
-    by_first("end", lambda: finish(folder, examples, before, numbers))
-
-
-def measured(job: Job, objective: Any) -> dict[str, float]:
-    """Held-out numbers of the model where the run starts, which FOLDER/before.json keeps."""
-    if job.held_out is None:
-        return {}
-    path = job.folder / "before.json"
-    kept = read_object(path) if path.exists() else {}
-    if kept.get("digest") == job.held_out.digest:
-        return kept["numbers"]
-    numbers = dict(objective.held_out(job, job.model))
-    text = json.dumps({"digest": job.held_out.digest, "numbers": numbers}) + "\n"
-    by_first("before", lambda: atomic_write_text(path, text))
-    return numbers
+    both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
+    by_first("end", lambda: finish(folder, examples, *(both or ({}, {}))))
 
 
 def finish(folder: Path, examples: Examples, before: Mapping[str, float], after: Mapping[str, float]) -> None:
