@@ -35,7 +35,7 @@ from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, ne
 from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
 from paradec_jax.recipes.folder import by_first
-from paradec_jax.recipes.run import Job, Stopped, say
+from paradec_jax.recipes.run import Job, Stopped
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.recipe import checksums
 
@@ -60,7 +60,7 @@ class Jacobi:
       rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
         `ar_weight` too. What a small model knows is soon forgotten without it.
       cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
-      chunk: positions whose scores are made at a time; all when None.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
       rules: rules of the loss. Their window is that of the noise too.
     """
 
@@ -72,16 +72,14 @@ class Jacobi:
     order: Literal["linear", "reverse", "random", "uniform"] = "linear"
     rehearse: float = 0.2
     cllm: bool = False
-    chunk: int | None = None
+    chunk: int | None = 256
     rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
 
     families: ClassVar[tuple[str, ...]] = ("causal",)
 
     def __post_init__(self) -> None:
         if not (min(self.block) > 1 and min(self.new_tokens, self.rows) > 0 and 0 <= self.rehearse < 1):
-            raise ValueError(
-                "block must be above 1, new_tokens and rows above 0, and rehearse a share in [0, 1)"
-            )
+            raise ValueError("block must be above 1, new_tokens and rows above 0, rehearse in [0, 1)")
 
     def train(self, job: Job) -> Model:
         """A collection and a part for each round."""
@@ -89,11 +87,11 @@ class Jacobi:
         for which, block in enumerate(self.block):
             found = self.collected(job, model, which, block)
             indices = kept(found, stop=model.token_spec.stop)
-            say(f"round {which}: {len(found.decoded)} prompts decoded, {len(indices)} answers to learn from")
-            loss, data, pairs = self.objective(job, model, found, indices, job.run.seed + which)
-            options = {"updates": job.updates(pairs)}
-            options |= {"frozen": dict(model.params)} if self.rules.teacher == "frozen" else {}
-            model = job.fit(f"round-{which}", model, loss, data, **options)
+            if jax.process_index() == 0:
+                print(f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from")
+            loss, data, updates = self.objective(job, model, found, indices, job.run.seed + which)
+            teacher = dict(model.params) if self.rules.teacher == "frozen" else None
+            model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
         return model
 
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
@@ -109,13 +107,13 @@ class Jacobi:
         def work() -> None:
             settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
-            ids = np.random.default_rng(seed).permutation(self.askable(job.examples, model))[: self.problems]
-            prompts = self.prompts(job.examples, ids, model, seed)
+            ids, prompts = self.asked(job.examples, model, seed, self.problems)
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
             for start in track(range(0, len(left), self.rows), description=f"round {which}: answers"):
                 if time.monotonic() > job.until:
+                    print("the minutes are over before all answers are there: the same command goes on")
                     return
                 if time.monotonic() > limit:
                     break
@@ -127,38 +125,32 @@ class Jacobi:
 
         by_first(f"trajectories {which}", lambda: done.exists() or work())
         if not done.exists():
-            say("the minutes are over before all answers are collected: the same command goes on from there")
             raise Stopped(0)
         return Trajectories(folder)
 
-    def askable(self, examples: Examples, model: Model) -> list[int]:
-        """The first example of each prompt that leaves room for an answer. Raises ValueError where there is none."""
-        room = model.network.max_length - self.new_tokens - max(self.block) - 8  # what is rounded up
-        first: dict[bytes, int] = {}
-        for number in range(len(examples)):
-            if 1 < len(prompt := examples.prompt(number)) <= room:
-                first.setdefault(prompt.tobytes(), number)
-        if not first:
-            raise ValueError(
-                f'data: no line has a "prompt" or "messages" with 2 to {room} tokens before the answer'
-            )
-        return [*first.values()]
+    def asked(self, examples: Examples, model: Model, seed: int, most: int | None) -> tuple[Any, Prompts]:
+        """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
 
-    def prompts(self, examples: Examples, ids: Any, model: Model, seed: int) -> Prompts:
-        """The prompts of some examples in one shape."""
-        rows = [examples.prompt(number) for number in ids]
+        Raises:
+          ValueError: there is none.
+        """
+        spec, room = model.token_spec, model.network.max_length - self.new_tokens
+        most_ids = room - max(self.block) - 8  # what is rounded up
+        first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
+        fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
+        if not fit:
+            raise ValueError(f'data: no line has a "prompt" or "messages" of 2 to {most_ids} tokens')
+        ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
+        rows = [examples.prompt(i) for i in ids]
         lengths = np.asarray([len(row) for row in rows], np.int32)
-        width = min(-(-lengths.max() // BUCKET) * BUCKET, model.network.max_length - self.new_tokens)
-        tokens = np.full((len(rows), width), model.token_spec.pad, np.int32)
-        for row, prompt in zip(tokens, rows, strict=True):
-            row[: len(prompt)] = prompt
-        keys = keys_of(np.int64(seed), np.asarray(ids, np.int32))
-        return Prompts(tokens, lengths, keys, self.new_tokens, model.token_spec.stop)
+        width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
+        tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
+        return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), self.new_tokens, spec.stop)
 
     def objective(
         self, job: Job, model: Model, found: Trajectories, indices: np.ndarray, seed: int
-    ) -> tuple[Objective, Endless, Endless]:
-        """Loss and data of a round, and the part of the data that is pairs of blocks."""
+    ) -> tuple[Objective, Endless, int]:
+        """Loss, data and updates of a round."""
         network, rules, tokens = model.network, self.rules, job.run.batch_tokens
         again = round(self.rehearse * tokens)
         chosen = {"indices": indices, "selection": Selection(self.order, rules.window), "alone": self.cllm}
@@ -169,14 +161,14 @@ class Jacobi:
             spec = dataclasses.replace(model.token_spec, stop=())
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
-            return loss, pairs, pairs
+            return loss, pairs, job.updates(pairs)
         fresh = job.batches(job.examples, batch_tokens=again, seed=seed + FRESH)
 
         def both(index: int) -> dict[str, Any]:
             return {"pairs": pairs.make(index), "fresh": fresh.make(index)}
 
-        next_token = next_token_loss(network, chunk=self.chunk)
-        return rehearsing(loss, next_token, rules.ar_weight), Endless(both), pairs
+        loss = rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
+        return loss, Endless(both), job.updates(pairs)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """What decoding gains on held-out prompts, and beside it what the model is worth.
@@ -187,11 +179,10 @@ class Jacobi:
         assert job.held_out is not None
         numbers = {"nats a token": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
         model, start, n = here(model), here(job.model), self.block[-1]
-        ids = self.askable(job.held_out, model)[:MEASURED]
-        prompts = self.prompts(job.held_out, ids, model, job.run.seed)
+        _, prompts = self.asked(job.held_out, model, job.run.seed, MEASURED)
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
-        asked = [job.held_out.prompt(number).tolist() for number in ids]
-        spans = [Span((*ask, *answer), len(ask)) for ask, answer in zip(asked, alone, strict=True)]
+        texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
+        spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]
         scores = np.concatenate([score for score, _ in log_likelihoods(start.network, start.params, spans)])
         numbers["nats of its answers at the start"] = -float(scores.mean())
         for name, running in ((f"block {n}", False), (f"running window {n}", True)):
