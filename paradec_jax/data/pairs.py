@@ -26,9 +26,6 @@ MAX_RUN = 9  # how often one token may stand in a row: CLLM (arXiv 2403.00835) d
 ORDER, MIX, NOISE = 0, 1, 2  # purposes of draws
 
 
-# Which iterates are learned from
-
-
 def noise_ratio(iterates: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
     """Share of each iterate from its first token on that differs from the last iterate."""
     size = iterates.shape[1]
@@ -93,9 +90,6 @@ def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> In
     return np.asarray([*first.values()], np.int64)
 
 
-# Batches of them
-
-
 class PairBucket(NamedTuple):
     """Shape of a batch: prompts of at most `prompt` tokens (P) and at most `pairs` blocks (T)."""
 
@@ -116,9 +110,8 @@ class PairBatchMaker:
     multiple: int
 
     def __post_init__(self) -> None:
-        for bucket in self.buckets:
-            if self.rows(bucket) < 1:
-                raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket}")
+        if not all(map(self.rows, self.buckets)):
+            raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of each of {self.buckets}")
 
     def rows(self, bucket: PairBucket) -> int:
         """B, rows of a batch: each is read twice, P + T n positions at a time."""
@@ -155,17 +148,16 @@ class PairBatchMaker:
         best = np.where(fits, shapes @ [1, self.trajectories.block], np.inf).argmin(axis=1)
         return [np.flatnonzero(best == which) for which in range(len(shapes))]
 
+    @functools.cached_property
+    def counts(self) -> list[int]:
+        """Batches of each bucket in an epoch, in which every item is seen at least once."""
+        pairs = zip(self.members, self.buckets, strict=True)
+        return [-(-len(items) // self.rows(bucket)) for items, bucket in pairs]
+
     @property
     def batches(self) -> int:
         """Batches of an epoch."""
-        return len(self.order)
-
-    @functools.cached_property
-    def order(self) -> list[tuple[int, int]]:
-        """(bucket, number) of each batch of an epoch, in which every item is seen at least once."""
-        pairs = zip(self.members, self.buckets, strict=True)
-        counts = [-(-len(items) // self.rows(bucket)) for items, bucket in pairs]
-        return [(which, part) for which, count in enumerate(counts) for part in range(count)]
+        return sum(self.counts)
 
     def _rng(self, *numbers: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *numbers])))
@@ -173,7 +165,9 @@ class PairBatchMaker:
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""
         epoch, place = divmod(index, self.batches)
-        which, part = self.order[self._rng(MIX, epoch).permutation(self.batches)[place]]
+        number = int(self._rng(MIX, epoch).permutation(self.batches)[place])
+        which = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
+        part = number - sum(self.counts[:which])
         shuffled = self._rng(ORDER, epoch, which).permutation(self.members[which])
         rows = self.rows(self.buckets[which])
         return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")

@@ -153,9 +153,13 @@ class Jacobi:
         """Loss, data and updates of a round."""
         network, rules, tokens = model.network, self.rules, job.run.batch_tokens
         again = round(self.rehearse * tokens)
-        chosen = {"indices": indices, "selection": Selection(self.order, rules.window), "alone": self.cllm}
-        sizes = {"batch_tokens": tokens - again, "multiple": job.multiple}
-        pairs = pair_batches(found, seed=seed, **sizes, **chosen)
+        options: dict[str, Any] = {
+            "batch_tokens": tokens - again,
+            "multiple": job.multiple,
+            "alone": self.cllm,
+        }
+        options |= {"indices": indices, "selection": Selection(self.order, rules.window)}
+        pairs = pair_batches(found, seed=seed, **options)
         loss = consistency_loss(network, model.token_spec, rules, chunk=self.chunk)
         if self.cllm:  # without stop tokens, after which it reads no prompt: turns of a chat end in them
             spec = dataclasses.replace(model.token_spec, stop=())
@@ -163,10 +167,7 @@ class Jacobi:
         if not self.rehearse:
             return loss, pairs, job.updates(pairs)
         fresh = job.batches(job.examples, batch_tokens=again, seed=seed + FRESH)
-
-        def both(index: int) -> dict[str, Any]:
-            return {"pairs": pairs.make(index), "fresh": fresh.make(index)}
-
+        both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
         loss = rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
         return loss, Endless(both), job.updates(pairs)
 

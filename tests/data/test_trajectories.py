@@ -35,12 +35,8 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def assert_equal(one: Generation, other: Generation) -> None:
-    assert one.id == other.id and one.length == other.length
-    np.testing.assert_array_equal(one.prompt, other.prompt)
-    assert len(one.iterates) == len(other.iterates)
-    for a, b in zip(one.iterates, other.iterates, strict=True):
-        np.testing.assert_array_equal(a, b)
+def plain(item: Generation) -> tuple:
+    return item.id, item.length, item.prompt.tolist(), [iterates.tolist() for iterates in item.iterates]
 
 
 # Storage
@@ -51,22 +47,13 @@ def test_round_trip(folder):
     stored = Trajectories(folder)
     assert len(stored) == 10 and stored.block == N
     assert sorted(path.name for path in folder.iterdir())[:2] == ["index.json", "shard-00000.npy"]
-    for index, item in enumerate(stored):
-        assert_equal(item, generation(index))
-    assert_equal(stored[-1], generation(9))
+    assert [*map(plain, stored)] == [plain(generation(i)) for i in range(10)] and stored[-1].id == 109
     assert stored.ids.tolist() == [100 + i for i in range(10)]
     assert stored.decoded == {7, *stored.ids}
     assert stored.prompt_lengths.tolist() == [len(generation(i).prompt) for i in range(10)]
     assert stored.block_counts.tolist() == [len(generation(i).iterates) for i in range(10)]
     with pytest.raises(IndexError):
         stored[10]
-
-
-def test_a_block_knows_what_comes_before_it():
-    item = next(g for g in map(generation, range(20)) if len(g.iterates) > 2)
-    alone = item.alone(2)
-    assert alone.prompt.tolist() == [*item.prompt, *item.iterates[0][-1], *item.iterates[1][-1]]
-    assert alone.fixed.tolist() == [item.iterates[2][-1].tolist()] and alone.id == item.id
 
 
 @pytest.mark.parametrize("moment", ["numpy.save", "pathlib.Path.rename"])
@@ -83,9 +70,7 @@ def test_a_stopped_writer_leaves_whole_shards(folder, monkeypatch, moment):
     assert len(Trajectories(folder)) == 10
     claim(folder, N, SEED)
     append(folder, map(generation, range(10, 17)))
-    for index, item in enumerate(Trajectories(folder)):
-        assert_equal(item, generation(index))
-    assert len(Trajectories(folder)) == 17
+    assert [*map(plain, Trajectories(folder))] == [plain(generation(i)) for i in range(17)]
 
 
 def test_another_collection_is_refused(folder):
@@ -106,6 +91,8 @@ def damage(folder, how: str) -> None:
     elif how == "version":
         index["format_version"] = 9
     (folder / "index.json").write_text("{" if how == "json" else json.dumps(index))
+    if how == "missing":
+        (folder / "index.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +102,7 @@ def damage(folder, how: str) -> None:
         ("counts", "shard-00001.npy is damaged"),
         ("version", "format version 9; this program reads 4"),
         ("json", "index.json is not valid JSON"),
+        ("missing", r"holds no trajectories: it has no index\.json"),
     ],
 )
 def test_damaged_folders(folder, how, message):
@@ -122,11 +110,6 @@ def test_damaged_folders(folder, how, message):
     with pytest.raises(TrajectoryError, match=message) as caught:
         Trajectories(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(TrajectoryError, match=r"holds no trajectories: it has no index\.json"):
-        Trajectories(tmp_path)
 
 
 # Noisy iterates

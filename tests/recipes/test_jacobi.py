@@ -63,24 +63,14 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
     assert last["after"]["nats of its answers at the start"] > 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cllm": True, "rehearse": 0.0, "problems": 5, "collect_minutes": 0.0},
-        {"rules": ConsistencyRules(context="nc_ic", teacher="frozen")},
-    ],
-)
+RULES = ConsistencyRules(context="nc_ic", teacher="frozen")
+
+
+@pytest.mark.parametrize("changes", [{"cllm": True, "rehearse": 0.0, "problems": 5}, {"rules": RULES}])
 def test_other_losses(run, changes, tmp_path):
-    """With a limit of no minutes of its own the collection ends at once, and there is nothing to learn from."""
     objective = dataclasses.replace(JACOBI, block=(4,), **changes)
-    if "collect_minutes" in changes:
-        with pytest.raises(ValueError, match="no answer is left to learn from"):
-            train(objective, dataclasses.replace(run, out=tmp_path / "run", held_out=None))
-        objective = dataclasses.replace(objective, collect_minutes=None)
-        (tmp_path / "run" / "round-0" / "collected").unlink()
     train(objective, dataclasses.replace(run, out=tmp_path / "run", held_out=None, updates=1))
-    found = Trajectories(tmp_path / "run" / "round-0" / "trajectories")
-    assert len(found) == (5 if objective.cllm else 9)
+    assert len(Trajectories(tmp_path / "run" / "round-0" / "trajectories")) == (objective.problems or 9)
 
 
 def test_rehearsal_adds_its_loss():
@@ -91,9 +81,3 @@ def test_rehearsal_adds_its_loss():
     assert float(value) == pytest.approx(2 + 10 * 0.6) and float(metrics["rehearsal_loss"]) == pytest.approx(
         0.6
     )
-
-
-@pytest.mark.parametrize("wrong", [{"block": (1,)}, {"rows": 0}, {"rehearse": 1.0}])
-def test_refusals(wrong):
-    with pytest.raises(ValueError, match="block must be above 1"):
-        dataclasses.replace(JACOBI, **wrong)
