@@ -68,12 +68,6 @@ class Selection:
         return np.asarray([np.argmin(np.abs(noise_ratio(iterates) - target)) for iterates, target in pairs])
 
 
-def longest_run(tokens: Int[np.ndarray, " L"]) -> int:
-    """How often a token is repeated in a row at most."""
-    edges = np.flatnonzero(np.diff(tokens)) + 1
-    return int(np.diff([0, *edges, len(tokens)]).max())
-
-
 def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
@@ -85,7 +79,8 @@ def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> In
         tokens = item.fixed.ravel()
         ends = np.flatnonzero(np.isin(tokens, stop))
         spoken = tokens[: ends[0]] if len(ends) else tokens
-        if len(item.prompt) + 2 * len(tokens) <= MAX_TOKENS and longest_run(spoken) <= MAX_RUN:
+        runs = np.diff(np.flatnonzero(np.diff(spoken, prepend=-1, append=-1)))  # tokens of each
+        if len(item.prompt) + 2 * len(tokens) <= MAX_TOKENS and runs.max(initial=0) <= MAX_RUN:
             first.setdefault(item.prompt.tobytes(), index)
     return np.asarray([*first.values()], np.int64)
 

@@ -40,7 +40,6 @@ from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.recipe import checksums
 
 MEASURED = 64  # held-out prompts that are decoded
-FRESH = 100  # added to the seed of batches of examples
 RULES = ConsistencyRules(
     context="clean", window=4, divide_by_pairs=False, prompt_weight=0.0, after_eos="drop", over="batch"
 )
@@ -166,7 +165,7 @@ class Jacobi:
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
             return loss, pairs, job.updates(pairs)
-        fresh = job.batches(job.examples, batch_tokens=again, seed=seed + FRESH)
+        fresh = job.batches(job.examples, batch_tokens=again)
         both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
         loss = rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
         return loss, Endless(both), job.updates(pairs)

@@ -178,11 +178,7 @@ def test_an_epoch_shows_every_generation(folder):
 def test_batches_say_where_their_padding_is():
     """By the length of the text, whatever token fills it up: here one that the text has too."""
     item = Generation(0, np.ones(1, np.int32), [np.full((2, N), 5, np.int32)] * 3, 2 * N + 1)
-    for one, count, ends in (
-        (item, 4, [4, 4, 1, 0]),
-        (item.alone(1), 1, [4]),
-        (item.alone(2), 1, [1]),
-    ):
+    for one, count, ends in (item, 4, [4, 4, 1, 0]), (item.alone(1), 1, [4]), (item.alone(2), 1, [1]):
         batch = collate([(one, np.zeros(len(one.iterates), int))], PairBucket(9, count))
         wanted = (np.arange(N) < np.asarray(ends)[:, None])[None]
         assert (batch["noisy_real"] == wanted).all() and (batch["clean_real"] == wanted).all()
@@ -194,7 +190,6 @@ def test_batches_say_where_their_padding_is():
         (lambda folder: pairs(folder, batch_tokens=4), "batch_tokens 4 cannot hold a row"),
         (lambda folder: pairs(folder, indices=[]), "no answer is left"),
         (lambda _: Selection(order="up"), "order must be one of linear"),
-        (lambda _: Selection(window=0), "window must be at least 1"),
     ],
 )
 def test_refusals(folder, make, message):

@@ -17,25 +17,25 @@ from paradec_jax.objective import Objective, weighted
 from paradec_jax.recipes import jacobi
 from paradec_jax.recipes.run import Run, train
 
+FROZEN = ConsistencyRules(context="nc_ic", teacher="frozen")
 JACOBI = jacobi.Jacobi(block=(4, 4), new_tokens=8, rows=4, rehearse=0.5)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A model, ten lines of nine prompts, and the options of a run."""
+    """The options of a run: of a tiny model, on ten lines of nine prompts."""
     root, words = tmp_path_factory.mktemp("jacobi"), byte_level()
-    shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "feed_forward": 24}
-    config = CausalConfig(vocab_size=words.vocab_size, max_length=64, **shape)
+    shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "feed_forward": 24, "max_length": 64}
+    config = CausalConfig(vocab_size=words.vocab_size, **shape)
     pd.save(root / "start", pd.Model(config, drawn(init_params, config, 0), TokenSpec(stop=(3,)), words))
-    lines = [{"prompt": f"x {i % 9} ", "response": f"is {i}"} for i in range(10)]
-    (root / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = str(root / "data.jsonl")
-    options = {"updates": 2, "batch_tokens": 512, "learning_rate": 1e-2}
-    return Run(model=str(root / "start"), data=data, held_out=data, out=root / "run", **options)
+    lines = (json.dumps({"prompt": f"x {i % 9} ", "response": f"is {i}"}) + "\n" for i in range(10))
+    (root / "data").write_text("".join(lines))
+    options = {"updates": 2, "batch_tokens": 512, "learning_rate": 1e-2, "out": root / "run"}
+    return Run(model=str(root / "start"), data=str(root / "data"), held_out=str(root / "data"), **options)
 
 
 def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
-    """Over before it begins, killed after its first shard, and ended: both rounds, a model and its numbers."""
+    """Out of time before it begins, killed after its first shard, ended, and read again."""
     asked, collect = [], jacobi.collect
 
     def recorded(decoder, params, request, ids):
@@ -47,7 +47,7 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
 
     with pytest.raises(SystemExit) as ended:
         train(JACOBI, dataclasses.replace(run, minutes=0.0))
-    assert ended.value.code == 0 and "the same command goes on" in capsys.readouterr().out
+    assert ended.value.code == 0 and "command goes on" in capsys.readouterr().out
     monkeypatch.setattr(jacobi, "collect", recorded)
     with pytest.raises(KeyboardInterrupt):
         train(JACOBI, run)
@@ -60,13 +60,9 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
     *_, last = map(json.loads, (run.out / "metrics.jsonl").read_text().splitlines())
     assert last["after"]["nats a token"] < last["before"]["nats a token"]
     assert last["after"]["equal to one by one, running window 4"] == 1
-    assert last["after"]["nats of its answers at the start"] > 0
 
 
-RULES = ConsistencyRules(context="nc_ic", teacher="frozen")
-
-
-@pytest.mark.parametrize("changes", [{"cllm": True, "rehearse": 0.0, "problems": 5}, {"rules": RULES}])
+@pytest.mark.parametrize("changes", [{"cllm": True, "rehearse": 0.0, "problems": 5}, {"rules": FROZEN}])
 def test_other_losses(run, changes, tmp_path):
     objective = dataclasses.replace(JACOBI, block=(4,), **changes)
     train(objective, dataclasses.replace(run, out=tmp_path / "run", held_out=None, updates=1))
