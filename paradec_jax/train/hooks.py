@@ -31,8 +31,8 @@ class Log(Hook):
     """Means of the metrics every so many updates, with rates.
 
     A line has `step`, the means since the line before, `step_s` (seconds an update, data included) and `tokens_per_s`
-    (of `batch["tokens"]`, `batch["weights"]` or pairs of blocks, with padding). Updates on the first batch of a shape compile: they
-    took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
+    (of `batch["tokens"]`, `batch["weights"]` or pairs of blocks, with padding). Updates on the first batch of a shape
+    compile: they took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
 
     Args:
       folder: folder of `metrics.jsonl`, one JSON object a line, or None; numbers that are not finite are null.
