@@ -118,8 +118,8 @@ class Jacobi:
                     break
                 batch = left[start : start + self.rows]
                 filled = np.resize(batch, self.rows)
-                answers = collect(case.decoder, case.params, prompts.request(filled), ids[filled].tolist())
-                append(folder, answers[: len(batch)])
+                found = collect(case.decoder, case.params, prompts.request(filled), ids[filled].tolist())
+                append(folder, found[: len(batch)])
             atomic_write_text(done, "")
 
         by_first(f"trajectories {which}", lambda: done.exists() or work())
