@@ -23,7 +23,6 @@ import numpy as np
 import tyro
 from rich.progress import track
 
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of
@@ -31,14 +30,14 @@ from experiments.tasks import word_problems
 from experiments.tasks.batches import Bucket, word_problem_batches
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.collect import collect
-from paradec_jax.data.noisy_iterates import Selection, kept
-from paradec_jax.data.pair_batches import PairBucket, pair_batches
+from paradec_jax.data.pairs import Selection, kept, pair_batches
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
+from paradec_jax.data.trajectories import Trajectories, append, claim
 from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import DataIterator, TrainState, fit, make_train_step, muon
 from paradec_jax.train.recipe import check_allowed
 
@@ -182,37 +181,22 @@ def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: 
     batches = [
         np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
     ]
-    with TrajectoryWriter(folder, block_size=stage.block, shard_size=ROWS, settings=settings) as writer:
-        # A batch ends with its shard; one that gave nothing has none, so shards do not count batches.
-        done = int(Trajectories(folder).ids.max()) // ROWS + 1 if writer.shards else 0
-        for batch in track(batches[done:], description=f"round {which}: trajectories"):
-            filled = np.resize(batch, ROWS)
-            request = make_request(
-                tokens[filled],
-                lengths[filled],
-                max_new_tokens=recipe.max_new_tokens,
-                stop=model.token_spec.stop,
-                keys=jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-                    jax.random.key(recipe.seed + which), filled
-                ),
-            )
-            found = collect(decoder, params, request, filled.tolist())
-            for generation in {item.data_id: item for item in found}.values():
-                writer.add(generation)
-            writer.flush()
-    if not writer.shards:
+    claim(folder, stage.block, settings)
+    done = Trajectories(folder).decoded
+    for batch in track([x for x in batches if x[0] not in done], description=f"round {which}: trajectories"):
+        filled = np.resize(batch, ROWS)
+        request = make_request(
+            tokens[filled],
+            lengths[filled],
+            max_new_tokens=recipe.max_new_tokens,
+            stop=model.token_spec.stop,
+            keys=jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(recipe.seed + which), filled),
+        )
+        append(folder, collect(decoder, params, request, filled.tolist())[: len(batch)])
+    found = Trajectories(folder)
+    if not found:
         raise SystemExit(f"round {which}: no answer fills a block of {stage.block} tokens")
-    return Trajectories(folder)
-
-
-def buckets(trajectories: Trajectories, indices: np.ndarray) -> tuple[PairBucket, ...]:
-    """Three shapes of batches: a third of the generations fits each."""
-    prompts, counts = trajectories.prompt_lengths[indices], trajectories.block_counts[indices]
-    shapes = []
-    for share in (1 / 3, 2 / 3, 1.0):
-        inside = counts <= np.quantile(counts, share)
-        shapes.append(PairBucket(-(-int(prompts[inside].max()) // 8) * 8, int(counts[inside].max())))
-    return tuple(dict.fromkeys(shapes))
+    return found
 
 
 class Together:
@@ -295,16 +279,12 @@ def train(
 ) -> Model:
     """The model after one round of training, on trajectories and, where there are some, fresh problems."""
     stage = recipe.rounds[which]
-    indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
-    if len(indices) == 0:
-        raise SystemExit(f"round {which}: every answer repeats one token too often to be learned from")
     data: DataIterator = pair_batches(
         trajectories,
         seed=recipe.seed + which,
         selection=Selection(order=recipe.order, window=stage.window),
         batch_tokens=recipe.batch_tokens,
-        buckets=buckets(trajectories, indices),
-        indices=indices,
+        indices=kept(trajectories, stop=model.token_spec.stop),
     )
     network = model.network
     loss = consistency_loss(network, model.token_spec, recipe.rules)

@@ -16,23 +16,22 @@ from typing import Any, Literal
 import jax
 import tyro
 
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of
 from experiments.common.train import rounded
 from experiments.jacobi import distill
-from experiments.jacobi.distill import Together, buckets, fresh_problems, gather
+from experiments.jacobi.distill import Together, fresh_problems, gather
 from experiments.recurrent_depth.growth import deepen_core
 from paradec_jax import load, store
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.data.noisy_iterates import Selection, kept
-from paradec_jax.data.pair_batches import pair_batches
+from paradec_jax.data.pairs import Selection, kept, pair_batches
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.objective import Objective, Sums
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import TrainState, fit, make_train_step, muon
 from paradec_jax.train.processes import all_or_none
 from paradec_jax.train.recipe import check_allowed
@@ -116,9 +115,6 @@ def objective(model: store.Model, recipe: Recipe) -> Objective:
 
 def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> Together:
     """Noisy and clean blocks, and fresh problems beside them."""
-    indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
-    if len(indices) == 0:
-        raise SystemExit("every answer repeats one token too often to be learned from")
     replayed = dataclasses.replace(
         distill.RECIPES[recipe.source],
         seed=recipe.seed,
@@ -131,8 +127,7 @@ def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> T
             seed=recipe.seed,
             selection=Selection(order=recipe.order),
             batch_tokens=recipe.batch_tokens,
-            buckets=buckets(trajectories, indices),
-            indices=indices,
+            indices=kept(trajectories, stop=model.token_spec.stop),
         ),
         fresh=fresh_problems(model, replayed, 0),
     )

@@ -1,17 +1,14 @@
 """Data: problems and prompts, texts, stored trajectories, and resumable batches."""
 
-from paradec_jax.data.noisy_iterates import Selection, kept
-from paradec_jax.data.pair_batches import PairBucket, pair_batches
+from paradec_jax.data.pairs import Selection, kept, pair_batches
 from paradec_jax.data.problems import Problem, encode_prompts, exact_answers, read_problems
-from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
+from paradec_jax.data.trajectories import Generation, Trajectories
 
 __all__ = [
     "Generation",
-    "PairBucket",
     "Problem",
     "Selection",
     "Trajectories",
-    "TrajectoryWriter",
     "encode_prompts",
     "exact_answers",
     "kept",

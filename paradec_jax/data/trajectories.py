@@ -1,37 +1,31 @@
-"""Stored Jacobi trajectories: a folder of shards, columns of plain arrays, and an index.
+"""Jacobi trajectories on disk: a folder of memory-mapped shards, each of which appears whole or not at all.
 
 ::
 
-    index.json          format version, block size, settings of the run
-    shard-00000.npz
-      ids               [M]           id of each generation's problem
-      prompts           [sum P]       prompts, one after the other
-      prompt_lengths    [M]           tokens of each prompt
-      lengths           [M]           tokens of each generation's text, the stop token included
-      block_counts      [M]           blocks of each generation
-      iterate_counts    [blocks]      iterates of each block
-      iterates          [iterates, n] every iterate: the draft first, the fixed point last
+    index.json        format version, block size n, settings of the collection
+    shard-00000.npy   int32: M, the ends of the M rows, then the rows one after the other
+    row               id, tokens of text, P, T, then [T] iterates of each block, the prompt [P], all iterates [X, n]
 
-A generation is stored once, with all of its blocks: each block follows the prompt and the fixed points before it.
-A shard appears whole or not at all. All shards are read into memory, and nothing is ever unpickled.
+A generation is stored once, with all of its blocks: each follows the prompt and the fixed points before it. A row
+without a block (T = 0) says that its prompt was decoded and gave none, so that nobody decodes it again.
 """
 
 import dataclasses
+import itertools
 import json
 import os
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.io import atomic_write_text
+from paradec_jax.io import atomic_write_text, read_object
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 INDEX = "index.json"
-COLUMNS = ["ids", "prompts", "prompt_lengths", "lengths", "block_counts", "iterate_counts", "iterates"]
+HEAD = 4  # numbers of a row before its counts
 
 
 class TrajectoryError(ValueError):
@@ -43,42 +37,16 @@ class Generation:
     """All trajectories of one prompt; the last block may run past the stop token.
 
     Attributes:
-      data_id: id of the problem.
-      prompt: its tokens, at least one.
+      id: number of the prompt.
+      prompt: its tokens.
       iterates: iterates of each block [X, n], the draft first, the fixed point last.
-      length: tokens of text in the blocks; what comes after them is padding. All of them when None.
-
-    Raises:
-      ValueError: an empty prompt, no block, iterates that are not [X, n] with one n, or a length beyond the blocks.
+      length: tokens of text in the blocks; what comes after them is padding.
     """
 
-    data_id: int
+    id: int
     prompt: Int[np.ndarray, " P"]
     iterates: Sequence[Int[np.ndarray, "X n"]]
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.prompt) == 0 or len(self.iterates) == 0:
-            raise ValueError(f"generation {self.data_id} must have a prompt and at least one block")
-        sizes = {np.shape(iterates)[1:] for iterates in self.iterates}
-        if len(sizes) != 1 or any(np.ndim(x) != 2 or len(x) == 0 for x in self.iterates):
-            raise ValueError(f"iterates of generation {self.data_id} must be [X, n] with one n and X >= 1")
-        size = len(self.iterates) * self.block_size
-        if not 0 < self.text_length <= size:
-            raise ValueError(
-                f"length of generation {self.data_id} must be from 1 to {size}, the tokens of its blocks, "
-                f"not {self.length}"
-            )
-
-    @property
-    def text_length(self) -> int:
-        """Tokens of text in the blocks."""
-        return len(self.iterates) * self.block_size if self.length is None else self.length
-
-    @property
-    def block_size(self) -> int:
-        """n."""
-        return self.iterates[0].shape[1]
+    length: int
 
     @property
     def fixed(self) -> Int[np.ndarray, "T n"]:
@@ -87,189 +55,112 @@ class Generation:
 
     def alone(self, place: int) -> "Generation":
         """One of its blocks as a generation of its own: what comes before the block is part of the prompt."""
-        prompt = np.concatenate([self.prompt, self.fixed[:place].reshape(-1)])
-        length = min(self.text_length - place * self.block_size, self.block_size)
-        return Generation(self.data_id, prompt, [self.iterates[place]], length)
+        fixed = self.fixed
+        prompt = np.concatenate([self.prompt, fixed[:place].reshape(-1)])
+        length = min(self.length - fixed[:place].size, fixed.shape[1])
+        return Generation(self.id, prompt, [self.iterates[place]], length)
 
 
-class TrajectoryWriter:
-    """Appends generations to a folder; a run that was stopped goes on after its last whole shard.
-
-    As a context manager it writes what is left when the block ends without an error.
-
-    ::
-
-        with TrajectoryWriter(folder, block_size=16, settings={"seed": 0}) as writer:
-            for problem in problems:
-                writer.add(...)
-
-    Args:
-      folder: made where it is missing. Only one writer at a time may use it.
-      block_size: n.
-      shard_size: generations of a shard.
-      settings: facts of the run (model, decoder, seed) that JSON can hold; a resumed run must have the same.
+def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any]) -> None:
+    """Begins a folder, or goes on with one of the same block size and settings, which JSON can hold.
 
     Raises:
-      TrajectoryError: the folder was written with another block size or other settings.
+      TrajectoryError: the folder was begun with others.
     """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        block_size: int,
-        shard_size: int = 1024,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        for name, value in (("block_size", block_size), ("shard_size", shard_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        self.folder, self.block_size, self.shard_size = Path(folder), block_size, shard_size
-        self._waiting: list[Generation] = []
-        mine = {"format_version": FORMAT_VERSION, "block_size": block_size, "settings": dict(settings or {})}
-        mine = json.loads(json.dumps(mine))
-        if (self.folder / INDEX).exists():
-            written = read_index(self.folder)
-            for name, value in mine.items():
-                if written[name] != value:
-                    raise TrajectoryError(
-                        f"{self.folder} was written with {name} {written[name]!r}, not {value!r}"
-                    )
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(self.folder / INDEX, json.dumps(mine, indent=2) + "\n")
-
-    @property
-    def shards(self) -> int:
-        """Whole shards."""
-        return len(_shards(self.folder))
-
-    def add(self, generation: Generation) -> None:
-        """Appends a generation; every `shard_size` of them become a shard.
-
-        Raises:
-          ValueError: its blocks have another size.
-        """
-        if generation.block_size != self.block_size:
-            raise ValueError(f"blocks must have {self.block_size} tokens, not {generation.block_size}")
-        self._waiting.append(generation)
-        if len(self._waiting) == self.shard_size:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the generations that wait, if any, as a shard."""
-        if not self._waiting:
-            return
-        final = self.folder / f"shard-{self.shards:05d}.npz"
-        temporary = final.with_suffix(".writing")
-        with open(temporary, "wb") as file:
-            np.savez(file, **_columns(self._waiting))  # type: ignore[arg-type]
-        temporary.rename(final)
-        self._waiting = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.flush()
+    path = Path(folder) / INDEX
+    mine = json.loads(json.dumps({"format_version": FORMAT_VERSION, "block": block, "settings": settings}))
+    if path.exists():
+        for name, value in read_index(folder).items():
+            if value != mine.get(name):
+                raise TrajectoryError(f"{folder} was written with {name} {value!r}, not {mine.get(name)!r}")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
 
 
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("shard-*.npz"))
+def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) -> None:
+    """Writes a shard more. Only one process at a time may do so."""
+    rows = []
+    for item in generations:
+        counts = [len(iterates) for iterates in item.iterates]
+        head = [item.id, item.length, len(item.prompt), len(counts), *counts]
+        rows.append(np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]).astype(np.int32))
+    ends = np.cumsum([len(row) for row in rows])
+    final = Path(folder) / f"shard-{len(_shards(folder)):05d}.npy"
+    temporary = final.with_suffix(".writing")
+    with temporary.open("wb") as file:
+        np.save(file, np.concatenate([[len(rows)], 1 + len(rows) + ends, *rows]).astype(np.int32))
+    temporary.rename(final)
 
 
-def _columns(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
-    blocks = [iterates for generation in generations for iterates in generation.iterates]
-    columns = {
-        "ids": [generation.data_id for generation in generations],
-        "prompts": np.concatenate([generation.prompt for generation in generations]).astype(np.int32),
-        "prompt_lengths": [len(generation.prompt) for generation in generations],
-        "lengths": [generation.text_length for generation in generations],
-        "block_counts": [len(generation.iterates) for generation in generations],
-        "iterate_counts": [len(iterates) for iterates in blocks],
-        "iterates": np.concatenate(blocks).astype(np.int32),
-    }
-    return {name: np.asarray(values) for name, values in columns.items()}
+def _shards(folder: str | os.PathLike[str]) -> list[Path]:
+    return sorted(Path(folder).glob("shard-*.npy"))
 
 
-def read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The index of a folder.
 
     Raises:
       TrajectoryError: there is none, or it is not of this format.
     """
-    path = Path(folder) / INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_object(Path(folder) / INDEX)
     except FileNotFoundError:
         raise TrajectoryError(f"{folder} holds no trajectories: it has no {INDEX}") from None
     except ValueError as error:
-        raise TrajectoryError(f"{path} is not JSON: {error}") from None
-    version = index.get("format_version") if isinstance(index, dict) else None
+        raise TrajectoryError(str(error)) from None
+    version = index.get("format_version")
     if version != FORMAT_VERSION:
-        raise TrajectoryError(f"{path} has format version {version!r}; this program reads {FORMAT_VERSION}")
+        raise TrajectoryError(f"{folder} has format version {version!r}; this program reads {FORMAT_VERSION}")
     return index
 
 
-def _read_shard(path: Path, block_size: int) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            shard = {name: file[name] for name in COLUMNS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise TrajectoryError(f"{path} cannot be read: {error}") from None
-    counted = (
-        ("prompt_lengths", "prompts"),
-        ("block_counts", "iterate_counts"),
-        ("iterate_counts", "iterates"),
-    )
-    whole = all(shard[counts].sum() == len(shard[values]) for counts, values in counted)
-    if not whole or shard["iterates"].shape[1:] != (block_size,):
-        raise TrajectoryError(f"{path} is damaged, or of another run")
-    return shard
-
-
 class Trajectories(Sequence[Generation]):
-    """The generations of one or more folders.
-
-    Args:
-      folders: folders that a `TrajectoryWriter` has written, all with the same block size.
+    """The generations of a folder that have blocks, memory-mapped.
 
     Attributes:
-      ids, prompt_lengths, block_counts: problem, prompt tokens and blocks of each generation.
+      block: n, tokens of a block.
+      decoded: ids of all prompts that were decoded, without a block too.
+      ids, prompt_lengths, block_counts: id, prompt tokens P and blocks T of each generation.
 
     Raises:
-      TrajectoryError: a folder cannot be read, is damaged, empty, or differs in block size.
+      TrajectoryError: the folder cannot be read or is damaged.
     """
 
-    def __init__(self, *folders: str | os.PathLike[str]) -> None:
-        sizes = {read_index(Path(folder))["block_size"] for folder in folders}
-        if len(sizes) != 1:
-            raise TrajectoryError(f"folders must have one block size, not {sorted(sizes)}")
-        self.block_size: int = sizes.pop()
-        shards = [_read_shard(path, self.block_size) for folder in folders for path in _shards(Path(folder))]
-        if not shards:
-            raise TrajectoryError(f"{', '.join(map(str, folders))} has no whole shard yet")
-        whole = {name: np.concatenate([shard[name] for shard in shards]) for name in COLUMNS}
-        self.ids, self.prompt_lengths, self.block_counts = (
-            whole[name] for name in ("ids", "prompt_lengths", "block_counts")
-        )
-        self._lengths, self._iterates = whole["lengths"], whole["iterates"]
-        self._prompts = np.split(whole["prompts"], np.cumsum(self.prompt_lengths)[:-1])
-        self._blocks, self._ends = (
-            np.concatenate([[0], np.cumsum(whole[name])]) for name in ("block_counts", "iterate_counts")
-        )
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.block = int(read_index(folder)["block"])
+        rows = [row for path in _shards(folder) for row in self._rows_of(path)]
+        self.decoded = {int(row[0]) for row in rows}
+        self._rows = [row for row in rows if row[3] > 0]
+        heads = np.asarray([row[:HEAD] for row in self._rows], np.int64).reshape(-1, HEAD)
+        self.ids, _, self.prompt_lengths, self.block_counts = heads.T
+
+    def _rows_of(self, path: Path) -> list[Int[np.ndarray, " row"]]:
+        try:
+            shard = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        except (OSError, ValueError, EOFError) as error:
+            raise TrajectoryError(f"{path} cannot be read: {error}") from None
+        ends = shard[: 1 + shard[0]].tolist()
+        ends[0] = len(ends)
+        rows = [shard[first:last] for first, last in itertools.pairwise(ends)]
+        if ends[-1] != len(shard) or not all(map(self._whole, rows)):
+            raise TrajectoryError(f"{path} is damaged, or of another run")
+        return rows
+
+    def _whole(self, row: Int[np.ndarray, " row"]) -> bool:
+        """Whether a row is as long as its counts say."""
+        prompt, blocks = row[2:HEAD].tolist()
+        return len(row) == HEAD + blocks + prompt + self.block * int(row[HEAD : HEAD + blocks].sum())
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        blocks = range(self._blocks[index], self._blocks[index + 1])
-        iterates = [self._iterates[self._ends[block] : self._ends[block + 1]] for block in blocks]
-        return Generation(int(self.ids[index]), self._prompts[index], iterates, int(self._lengths[index]))
+        row = self._rows[index]
+        name, length, prompt, blocks = row[:HEAD].tolist()
+        counts, row = row[HEAD : HEAD + blocks], row[HEAD + blocks :]
+        iterates = np.split(row[prompt:].reshape(-1, self.block), np.cumsum(counts)[:-1])
+        return Generation(name, row[:prompt], iterates, length)
 
     def __iter__(self) -> Iterator[Generation]:
-        return (self[i] for i in range(len(self)))
+        return (self[index] for index in range(len(self)))

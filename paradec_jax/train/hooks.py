@@ -31,8 +31,8 @@ class Log(Hook):
     """Means of the metrics every so many updates, with rates.
 
     A line has `step`, the means since the line before, `step_s` (seconds an update, data included) and `tokens_per_s`
-    (of `batch["tokens"]` or `batch["weights"]`, with padding). Updates on the first batch of a shape compile: they
-    took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
+    (of `batch["tokens"]`, `batch["weights"]` or pairs of blocks, with padding). Updates on the first batch of a shape
+    compile: they took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
 
     Args:
       folder: folder of `metrics.jsonl`, one JSON object a line, or None; numbers that are not finite are null.
@@ -118,7 +118,9 @@ def tokens(shapes: Mapping[str, Any]) -> int:
     parts = [tokens(part) for part in shapes.values() if isinstance(part, Mapping)]
     if parts:
         return sum(parts) if all(parts) else 0
-    return next((math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0)
+    kinds = ("tokens",), ("weights",), ("prompt", "noisy", "clean")  # the last of pairs of blocks
+    names = next((kind for kind in kinds if kind[-1] in shapes), ())
+    return sum(math.prod(shapes[name].shape) for name in names)
 
 
 def truncate(path: Path, step: int) -> None:

@@ -45,7 +45,7 @@ def test_points_are_the_iterates_of_each_block():
     assert texts[0].index(stops[0]) == 9 and texts[1].index(stops[1]) == 7, texts
     request = dataclasses.replace(tiny_request((30, 30, 14)), stop=jnp.array(stops, jnp.int32)[:, None])
     found = collected(request)
-    assert [generation.data_id for generation in found] == [7, 8, 9]
+    assert [generation.id for generation in found] == [7, 8, 9]
     assert [len(generation.iterates) for generation in found] == [3, 2, 3]  # the budget cuts the fourth
     longest = 0
     for i, generation in enumerate(found):
@@ -53,7 +53,7 @@ def test_points_are_the_iterates_of_each_block():
         answer = texts[i][: (10, 8, 14)[i]]
         padded = answer + [PAD] * (-len(answer) % BLOCK) if i < 2 else answer[:12]
         assert generation.fixed.ravel().tolist() == padded
-        assert generation.text_length == (10, 8, 12)[i]
+        assert generation.length == (10, 8, 12)[i]
         end = len(PROMPTS[i]) + (len(answer) if i < 2 else 30)
         for place in range(len(generation.iterates)):
             alone = generation.alone(place)
@@ -92,15 +92,14 @@ def calls(generation) -> int:
     return sum(map(len, generation.iterates))
 
 
-def test_rows_without_a_whole_block_are_left_out():
+def test_rows_without_a_whole_block_have_none():
     first = STUB.expected(PROMPTS[2], 1)[0]
     request = dataclasses.replace(
         tiny_request((BLOCK - 1, 2 * BLOCK + 1, 9)), stop=jnp.array([[-1], [-1], [first]], jnp.int32)
     )
     found = collected(request)
-    assert [generation.data_id for generation in found] == [8, 9]
-    assert len(found[0].iterates) == 2
-    assert [iterates.tolist() for iterates in found[1].iterates] == [[[first, PAD, PAD, PAD]]]
+    assert [(len(generation.iterates), generation.length) for generation in found] == [(0, 0), (2, 8), (1, 1)]
+    assert [iterates.tolist() for iterates in found[2].iterates] == [[[first, PAD, PAD, PAD]]]
 
 
 def test_what_has_no_blocks_is_refused():
@@ -108,8 +107,6 @@ def test_what_has_no_blocks_is_refused():
     for decoder in decode.Jacobi(running=True), decode.Jacobi(blocks=2):
         with pytest.raises(ValueError, match="needs a decoder of single blocks"):
             collect(decoder.bind(STUB, 40), None, request, (1, 2, 3))
-    with pytest.raises(ValueError, match="data_ids must name 3 rows, not 2"):
-        collected(request, ids=(1, 2))
 
 
 def network_predictor(name: str):

@@ -11,9 +11,9 @@ from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.block_batches import block_batches
 from experiments.tasks.pointers import pointer_batches
 from paradec_jax.data.endless import Endless, Part
-from paradec_jax.data.pair_batches import pair_batches
+from paradec_jax.data.pairs import pair_batches
 from paradec_jax.data.text import WindowMaker
-from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
+from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
 
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
 EVEN = ((0, (1.0, 1.0, 1.0)),)
@@ -31,11 +31,11 @@ def blocks(length=None):
 
 def pairs(folder):
     rng = np.random.default_rng(0)
-    with TrajectoryWriter(folder, block_size=4, shard_size=4) as writer:
-        for i in range(6):
-            drafts = [rng.integers(2, 30, (3, 4)).astype(np.int32) for _ in range(1 + i % 3)]
-            writer.add(Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts))
-    return pair_batches(Trajectories(folder), seed=1, batch_tokens=120).make
+    claim(folder, 4, {})
+    for i in range(6):
+        drafts = [rng.integers(2, 30, (3, 4)).astype(np.int32) for _ in range(1 + i % 3)]
+        append(folder, [Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts, 4 * len(drafts))])
+    return pair_batches(Trajectories(folder), seed=1, batch_tokens=120, indices=np.arange(6)).make
 
 
 MAKERS = {

@@ -19,7 +19,7 @@ from recorded_jacobi import model as imported
 
 from paradec_jax.convert import qwen2
 from paradec_jax.convert.engine import read_json
-from paradec_jax.data.noisy_iterates import Selection, noise_ratio, pack
+from paradec_jax.data.pairs import Selection, noise_ratio
 from paradec_jax.data.trajectories import Generation
 from paradec_jax.losses import (
     CLEAN_CONTEXT,
@@ -152,10 +152,12 @@ def test_selection_and_packing(name, tag):
     np.testing.assert_array_equal(targets.astype(np.float32), case["target_ratio"])
     # The released data had overwritten the first iterate with the fixed point.
     overwritten = [np.concatenate([block[-1:], block[1:]]) for block in points]
-    generation = Generation(0, case["packed_ids"][: case.prompt], overwritten)
-    example = pack(generation, selection, rng)
-    np.testing.assert_array_equal(example.chosen, case["traj_position_indices"])
-    np.testing.assert_array_equal(example.packed(), case["packed_ids"])
+    generation = Generation(0, case["packed_ids"][: case.prompt], overwritten, case.pairs * case.block)
+    chosen = selection.chosen(generation, rng)
+    np.testing.assert_array_equal(chosen, case["traj_position_indices"])
+    np.testing.assert_array_equal(generation.fixed, case.blocks[:, 1])
+    noisy = [iterates[i] for iterates, i in zip(overwritten, chosen, strict=True)]
+    np.testing.assert_array_equal(noisy, case.blocks[:, 0])
 
 
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "mask"))

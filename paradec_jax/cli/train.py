@@ -1,0 +1,46 @@
+"""`paradec train OBJECTIVE --model M --data F`: each objective has the options that are its own."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+from tyro.conf import arg
+from tyro.extras import SubcommandApp
+
+from paradec_jax.io import WRONG_INPUT, one_sentence
+from paradec_jax.recipes import OBJECTIVES
+from paradec_jax.recipes.run import Run, train
+from paradec_jax.train import NoneReadable, NonFiniteLoss
+from paradec_jax.train.processes import leave
+
+
+def _command(kind: Any) -> Callable[..., int]:
+    """The function of one subcommand, whose annotations are its options."""
+
+    def command(objective: Any, run: Any) -> int:
+        try:
+            train(objective, run)
+        except (*WRONG_INPUT, NonFiniteLoss, NoneReadable) as error:
+            if jax.distributed.is_initialized():
+                leave(f"paradec: {one_sentence(error)}")
+            raise ValueError(one_sentence(error)) from error
+        return 0
+
+    bare = arg(name="")
+    command.__annotations__ = {
+        "objective": Annotated[kind, bare],
+        "run": Annotated[Run, bare],
+        "return": int,
+    }
+    return command
+
+
+app = SubcommandApp()
+app.__doc__ = (
+    "Trains a model on JSON lines; a run that was stopped goes on when the same command is given again."
+)
+for _name, _kind in OBJECTIVES.items():
+    app.command(name=_name, help=inspect.cleandoc(_kind.__doc__).partition("\n\nAttributes:")[0])(
+        _command(_kind)
+    )

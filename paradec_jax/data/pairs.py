@@ -1,0 +1,239 @@
+"""Training batches of noisy and clean blocks from stored trajectories.
+
+The noise ratio of an iterate is the share of its block from the first token on that differs from the fixed point:
+
+    ratio = (n - f) / n,    f = first offset that differs (n if none)
+
+Block j of a generation gets the iterate whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
+along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681, section 4). The schedule is
+that of the released data, linspace(0, 1, w); the paper has {0, 1/w, ..., (w-1)/w}.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from paradec_jax.config.bounds import check_words
+from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.data.trajectories import Generation, Trajectories
+
+MAX_TOKENS = 20_480  # longest packed sequence, as released
+MAX_RUN = 9  # how often one token may stand in a row: CLLM (arXiv 2403.00835) dropped answers with 10
+ORDER, MIX, NOISE = 0, 1, 2  # purposes of draws
+
+
+def noise_ratio(iterates: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
+    """Share of each iterate from its first token on that differs from the last iterate."""
+    size = iterates.shape[1]
+    differs = iterates != iterates[-1]
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1), size)
+    return (size - first) / size
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Chooses a noisy iterate for each block; the defaults are those of the released data.
+
+    Attributes:
+      order: "linear" (rising ramp over a window of blocks), "reverse" (falling), "random" (any entry of the ramp
+        for each block) or "uniform" (no ramp: any iterate but the last, as CLLM does).
+      window: w, blocks of a ramp, and its number of entries.
+    """
+
+    order: str = "linear"
+    window: int = 16
+
+    def __post_init__(self) -> None:
+        check_words(self, order=("linear", "reverse", "random", "uniform"))
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, not {self.window}")
+
+    def targets(self, blocks: int, rng: np.random.Generator, first: int = 0) -> Float[np.ndarray, " T"]:
+        """The wanted noise ratio of blocks `first`, `first + 1`, ..."""
+        ramp = np.linspace(0, 1, self.window)
+        if self.order == "random":
+            return ramp[rng.integers(self.window, size=blocks)]
+        ramp = ramp[::-1] if self.order == "reverse" else ramp
+        return ramp[np.arange(first, first + blocks) % self.window]
+
+    def chosen(self, item: Generation, rng: np.random.Generator, first: int = 0) -> Int[np.ndarray, " T"]:
+        """Index of the iterate of each block, which the schedule counts from `first` on: the first of the nearest."""
+        if self.order == "uniform":
+            return np.asarray([rng.integers(max(len(iterates) - 1, 1)) for iterates in item.iterates])
+        pairs = zip(item.iterates, self.targets(len(item.iterates), rng, first), strict=True)
+        return np.asarray([np.argmin(np.abs(noise_ratio(iterates) - target)) for iterates, target in pairs])
+
+
+def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
+    """Indices of the generations worth training on, in ascending order.
+
+    A generation is dropped if its packed sequence P + 2 T n is longer than `MAX_TOKENS`, if it repeats one token
+    more than `MAX_RUN` times in a row before its first stop token, or if one with the same prompt stands before it.
+    """
+    first: dict[bytes, int] = {}  # index by prompt
+    for index, item in enumerate(generations):
+        tokens = item.fixed.ravel()
+        ends = np.flatnonzero(np.isin(tokens, stop))
+        spoken = tokens[: ends[0]] if len(ends) else tokens
+        runs = np.diff(np.flatnonzero(np.diff(spoken, prepend=-1, append=-1)))  # tokens of each
+        if len(item.prompt) + 2 * len(tokens) <= MAX_TOKENS and runs.max(initial=0) <= MAX_RUN:
+            first.setdefault(item.prompt.tobytes(), index)
+    return np.asarray([*first.values()], np.int64)
+
+
+class PairBucket(NamedTuple):
+    """Shape of a batch: prompts of at most `prompt` tokens (P) and at most `pairs` blocks (T)."""
+
+    prompt: int
+    pairs: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairBatchMaker:
+    """Makes batch i, a pure function of the fields and i. See `pair_batches`."""
+
+    trajectories: Trajectories
+    seed: int
+    selection: Selection
+    batch_tokens: int
+    indices: Int[np.ndarray, " M"]
+    alone: bool
+    multiple: int
+
+    def __post_init__(self) -> None:
+        if not all(map(self.rows, self.buckets)):
+            raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of each of {self.buckets}")
+
+    def rows(self, bucket: PairBucket) -> int:
+        """B, rows of a batch: each is read twice, P + T n positions at a time."""
+        most = self.batch_tokens // (2 * (bucket.prompt + bucket.pairs * self.trajectories.block))
+        return most // self.multiple * self.multiple
+
+    @functools.cached_property
+    def items(self) -> Int[np.ndarray, "items 4"]:
+        """(generation, block or 0, prompt tokens, pairs) of everything that a row can be made of."""
+        prompts = self.trajectories.prompt_lengths[self.indices]
+        counts = self.trajectories.block_counts[self.indices]
+        if not self.alone:
+            return np.stack([self.indices, np.zeros_like(counts), prompts, counts], axis=1)
+        which = np.repeat(np.arange(len(counts)), counts)
+        block = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        longer = prompts[which] + block * self.trajectories.block
+        return np.stack([self.indices[which], block, longer, np.ones_like(block)], axis=1)
+
+    @functools.cached_property
+    def buckets(self) -> tuple[PairBucket, ...]:
+        """Three shapes: a third of the items fits each."""
+        prompts, counts = self.items[:, 2:].T
+        sizes, shapes = prompts if self.alone else counts, []
+        for share in (1 / 3, 2 / 3, 1.0):
+            inside = sizes <= np.quantile(sizes, share)
+            shapes.append(PairBucket(-(-int(prompts[inside].max()) // 8) * 8, int(counts[inside].max())))
+        return tuple(dict.fromkeys(shapes))
+
+    @functools.cached_property
+    def members(self) -> list[Int[np.ndarray, " items"]]:
+        """Items of each bucket: of those that hold an item, the one with the shortest rows."""
+        shapes = np.asarray(self.buckets)
+        fits = (self.items[:, None, 2:] <= shapes).all(axis=2)
+        best = np.where(fits, shapes @ [1, self.trajectories.block], np.inf).argmin(axis=1)
+        return [np.flatnonzero(best == which) for which in range(len(shapes))]
+
+    @functools.cached_property
+    def counts(self) -> list[int]:
+        """Batches of each bucket in an epoch, in which every item is seen at least once."""
+        pairs = zip(self.members, self.buckets, strict=True)
+        return [-(-len(items) // self.rows(bucket)) for items, bucket in pairs]
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return sum(self.counts)
+
+    def _rng(self, *numbers: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *numbers])))
+
+    def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
+        """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""
+        epoch, place = divmod(index, self.batches)
+        number = int(self._rng(MIX, epoch).permutation(self.batches)[place])
+        which = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
+        part = number - sum(self.counts[:which])
+        shuffled = self._rng(ORDER, epoch, which).permutation(self.members[which])
+        rows = self.rows(self.buckets[which])
+        return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index`; see `pair_batches`."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`."""
+        bucket, items = self.plan(index)
+        pairs, rows = [], range(*share(len(items)))
+        for row in rows:
+            which, block, _, _ = self.items[items[row]].tolist()
+            item = self.trajectories[which].alone(block) if self.alone else self.trajectories[which]
+            pairs.append((item, self.selection.chosen(item, self._rng(NOISE, index, row), block)))
+        return Part(collate(pairs, bucket), rows.start, len(items))
+
+
+def collate(pairs: Sequence[tuple[Generation, Int[np.ndarray, " T"]]], bucket: PairBucket) -> Batch:
+    """Generations with the chosen iterates as the arrays that losses read, padded with zeros, which count nowhere.
+
+    Returns:
+      {"prompt": int32 [B, P], "prompt_lengths": int32 [B], "noisy", "clean": int32 [B, T, n], "pairs": int32 [B],
+      "noisy_real", "clean_real": bool [B, T, n], False at padding}.
+    """
+    rows, size = len(pairs), pairs[0][0].fixed.shape[1]
+    batch: Batch = {
+        "prompt": np.zeros((rows, bucket.prompt), np.int32),
+        "prompt_lengths": np.asarray([len(item.prompt) for item, _ in pairs], np.int32),
+        "noisy": np.zeros((rows, bucket.pairs, size), np.int32),
+        "clean": np.zeros((rows, bucket.pairs, size), np.int32),
+        "pairs": np.asarray([len(item.iterates) for item, _ in pairs], np.int32),
+    }
+    for row, (item, chosen) in enumerate(pairs):
+        batch["prompt"][row, : len(item.prompt)] = item.prompt
+        batch["clean"][row, : len(chosen)] = item.fixed
+        batch["noisy"][row, : len(chosen)] = [x[i] for x, i in zip(item.iterates, chosen, strict=True)]
+    lengths = np.asarray([item.length for item, _ in pairs])
+    real = np.arange(bucket.pairs * size).reshape(bucket.pairs, size) < lengths[:, None, None]
+    return batch | {"noisy_real": real, "clean_real": real}
+
+
+def pair_batches(
+    trajectories: Trajectories,
+    *,
+    seed: int,
+    batch_tokens: int,
+    indices: Int[np.ndarray, " M"],
+    selection: Selection = Selection(),
+    alone: bool = False,
+    multiple: int = 1,
+) -> Endless:
+    """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
+
+    An epoch shuffles the items of each shape, cuts them into batches, and mixes the batches of all shapes. Noise
+    is drawn anew each time. A batch has the arrays of `collate`, B = batch_tokens // (2 (P + T n)) rows.
+
+    Args:
+      trajectories: the stored generations.
+      seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
+      batch_tokens: positions of a batch, both copies and padding included.
+      indices: generations to use, such as those of `kept`, at least one.
+      selection: which noisy iterate a block gets; that of the released data by default.
+      alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it) instead of a
+        generation with all of its blocks.
+      multiple: number that divides the rows of every batch, such as that of devices.
+
+    Raises:
+      ValueError: no generation, or a batch that cannot hold a row.
+    """
+    if len(indices) == 0:
+        raise ValueError("no answer is left to learn from: each repeats one token too often or is too long")
+    return Endless(PairBatchMaker(trajectories, seed, selection, batch_tokens, indices, alone, multiple))

@@ -1,0 +1,226 @@
+"""Distillation of a causal model into one that Jacobi decoding reads several tokens a call from.
+
+::
+
+    FOLDER/round-0/trajectories    the model's own greedy answers to the prompts, with every Jacobi iterate
+    FOLDER/round-0                 training to say at any iterate of a block what stands at the end of it
+
+Progressive consistency distillation (Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681), or CLLM's (arXiv 2403.00835).
+A model that gains tokens a call can lose what it knew, so the held-out line has both.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.progress import track
+
+from paradec_jax import decode
+from paradec_jax.data.collect import collect
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.jsonl import Examples
+from paradec_jax.data.pairs import Selection, kept, pair_batches
+from paradec_jax.data.trajectories import Trajectories, append, claim
+from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.evaluate.cases import Prompts, case_of
+from paradec_jax.evaluate.likelihood import Span, log_likelihoods
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.generate import BUCKET
+from paradec_jax.io import atomic_write_text
+from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
+from paradec_jax.model import Model
+from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.recipes.folder import by_first
+from paradec_jax.recipes.run import Job, Stopped
+from paradec_jax.sharding.processes import gathered, shared
+from paradec_jax.train.recipe import checksums
+
+MEASURED = 64  # held-out prompts that are decoded
+RULES = ConsistencyRules(
+    context="clean", window=4, divide_by_pairs=False, prompt_weight=0.0, after_eos="drop", over="batch"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Jacobi:
+    """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to the prompts.
+
+    Attributes:
+      block: tokens of a block, of each round one number; later rounds start from the model of the one before.
+      new_tokens: most tokens of an answer.
+      problems: prompts of a round; all of them by default.
+      collect_minutes: minutes after which a round trains on the answers that it has.
+      rows: prompts that are decoded together.
+      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate).
+      rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
+        `ar_weight` too. What a small model knows is soon forgotten without it.
+      cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      rules: rules of the loss. Their window is that of the noise too.
+    """
+
+    block: tuple[int, ...] = (16,)
+    new_tokens: int = 256
+    problems: int | None = None
+    collect_minutes: float | None = None
+    rows: int = 32
+    order: Literal["linear", "reverse", "random", "uniform"] = "linear"
+    rehearse: float = 0.2
+    cllm: bool = False
+    chunk: int | None = 256
+    rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
+
+    families: ClassVar[tuple[str, ...]] = ("causal",)
+
+    def __post_init__(self) -> None:
+        if not (min(self.block) > 1 and min(self.new_tokens, self.rows) > 0 and 0 <= self.rehearse < 1):
+            raise ValueError("block must be above 1, new_tokens and rows above 0, rehearse in [0, 1)")
+
+    def train(self, job: Job) -> Model:
+        """A collection and a part for each round."""
+        model = job.model
+        for which, block in enumerate(self.block):
+            found = self.collected(job, model, which, block)
+            indices = kept(found, stop=model.token_spec.stop)
+            if jax.process_index() == 0:
+                print(f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from")
+            loss, data, updates = self.objective(job, model, found, indices, job.run.seed + which)
+            teacher = dict(model.params) if self.rules.teacher == "frozen" else None
+            model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
+        return model
+
+    def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
+        """The trajectories of a round; a collection that was stopped goes on with the prompts that it lacks.
+
+        Raises:
+          Stopped: the time of the call is over before the collection is.
+        """
+        folder = job.folder / f"round-{which}" / "trajectories"
+        done = folder.parent / "collected"  # nothing is added to what a training may have begun with
+        model, seed = here(model), job.run.seed + which
+
+        def work() -> None:
+            settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
+            claim(folder, block, settings | {"model": sum(checksums(model.params))})
+            ids, prompts = self.asked(job.examples, model, seed, self.problems)
+            case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
+            left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
+            limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
+            for start in track(range(0, len(left), self.rows), description=f"round {which}: answers"):
+                if time.monotonic() > job.until:
+                    print("the minutes are over before all answers are there: the same command goes on")
+                    return
+                if time.monotonic() > limit:
+                    break
+                batch = left[start : start + self.rows]
+                filled = np.resize(batch, self.rows)
+                found = collect(case.decoder, case.params, prompts.request(filled), ids[filled].tolist())
+                append(folder, found[: len(batch)])
+            atomic_write_text(done, "")
+
+        by_first(f"trajectories {which}", lambda: done.exists() or work())
+        if not done.exists():
+            raise Stopped(0)
+        return Trajectories(folder)
+
+    def asked(self, examples: Examples, model: Model, seed: int, most: int | None) -> tuple[Any, Prompts]:
+        """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
+
+        Raises:
+          ValueError: there is none.
+        """
+        spec, room = model.token_spec, model.network.max_length - self.new_tokens
+        most_ids = room - max(self.block) - 8  # what is rounded up
+        first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
+        fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
+        if not fit:
+            raise ValueError(f'data: no line has a "prompt" or "messages" of 2 to {most_ids} tokens')
+        ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
+        rows = [examples.prompt(i) for i in ids]
+        lengths = np.asarray([len(row) for row in rows], np.int32)
+        width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
+        tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
+        return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), self.new_tokens, spec.stop)
+
+    def objective(
+        self, job: Job, model: Model, found: Trajectories, indices: np.ndarray, seed: int
+    ) -> tuple[Objective, Endless, int]:
+        """Loss, data and updates of a round."""
+        network, rules, tokens = model.network, self.rules, job.run.batch_tokens
+        again = round(self.rehearse * tokens)
+        options: dict[str, Any] = {
+            "batch_tokens": tokens - again,
+            "multiple": job.multiple,
+            "alone": self.cllm,
+        }
+        options |= {"indices": indices, "selection": Selection(self.order, rules.window)}
+        pairs = pair_batches(found, seed=seed, **options)
+        loss = consistency_loss(network, model.token_spec, rules, chunk=self.chunk)
+        if self.cllm:  # without stop tokens, after which it reads no prompt: turns of a chat end in them
+            spec = dataclasses.replace(model.token_spec, stop=())
+            loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
+        if not self.rehearse:
+            return loss, pairs, job.updates(pairs)
+        fresh = job.batches(job.examples, batch_tokens=again)
+        both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
+        loss = rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
+        return loss, Endless(both), job.updates(pairs)
+
+    def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
+        """What decoding gains on held-out prompts, and beside it what the model is worth.
+
+        Nats a token of the held-out responses, and of the model's own greedy answers under the model that the run
+        started from; then of the decoders tokens a call, and the share of answers equal to those one by one.
+        """
+        assert job.held_out is not None
+        numbers = {"nats a token": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
+        model, start, n = here(model), here(job.model), self.block[-1]
+        _, prompts = self.asked(job.held_out, model, job.run.seed, MEASURED)
+        alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
+        texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
+        spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]
+        scores = np.concatenate([score for score, _ in log_likelihoods(start.network, start.params, spans)])
+        numbers["nats of its answers at the start"] = -float(scores.mean())
+        for name, running in ((f"block {n}", False), (f"running window {n}", True)):
+            found, calls = answers(prompts, model, decode.Jacobi(block=n, running=running), self.rows)
+            equal = np.mean([one == other for one, other in zip(found, alone, strict=True)])
+            numbers[f"tokens a call, {name}"] = sum(map(len, found)) / calls
+            numbers[f"equal to one by one, {name}"] = float(equal)
+        return numbers
+
+
+def answers(prompts: Prompts, model: Model, decoder: Any, rows: int) -> tuple[list[list[int]], int]:
+    """Greedy answers to all prompts, so many decoded together, and the network calls that they took."""
+    case, texts, calls = case_of(Setting("", decoder), model, prompts.size), [], 0
+    numbers = np.arange(len(prompts.lengths))
+    for batch in np.split(numbers, range(rows, len(numbers), rows)):
+        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)))
+        texts += decoded.completions()[: len(batch)]
+        calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
+    return texts, calls
+
+
+def here(model: Model) -> Model:
+    """The model, of several processes whole on one device of this one, for what each computes alone."""
+    whole = jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params)))
+    return dataclasses.replace(model, params=whole)
+
+
+def rehearsing(loss: Objective, next_token: Objective, weight: float) -> Objective:
+    """A loss of `pairs`, and beside it a next-token loss of `fresh` with a weight."""
+
+    def sums(params: Any, frozen: Any, batch: Any, key: jax.Array) -> Sums:
+        again = next_token.sums(params, frozen, batch["fresh"], key)
+        own = loss.sums(params, frozen, batch["pairs"], key)
+        return own | {f"rehearsal_{name}": part for name, part in again.items()}
+
+    def value(sums: Sums) -> tuple[jax.Array, Metrics]:
+        again = {name: part.mean for name, part in sums.items() if name.startswith("rehearsal_")}
+        found, metrics = loss.value({name: part for name, part in sums.items() if name not in again})
+        return found + weight * again["rehearsal_loss"], metrics | again
+
+    return Objective(sums, value)

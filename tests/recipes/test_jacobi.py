@@ -1,0 +1,79 @@
+"""`paradec train jacobi` on a tiny model of random weights: rounds, a stopped collection, what it is measured by."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+from small_tokenizers import byte_level
+from stubs.tiny import drawn
+
+import paradec_jax as pd
+from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.data.trajectories import Trajectories
+from paradec_jax.families import init_params
+from paradec_jax.losses import ConsistencyRules
+from paradec_jax.objective import Objective, weighted
+from paradec_jax.recipes import jacobi
+from paradec_jax.recipes.run import Run, train
+
+FROZEN = ConsistencyRules(context="nc_ic", teacher="frozen")
+JACOBI = jacobi.Jacobi(block=(4, 4), new_tokens=8, rows=4, rehearse=0.5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The options of a run: of a tiny model, on ten lines of nine prompts."""
+    root, words = tmp_path_factory.mktemp("jacobi"), byte_level()
+    shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "feed_forward": 24, "max_length": 64}
+    config = CausalConfig(vocab_size=words.vocab_size, **shape)
+    pd.save(root / "start", pd.Model(config, drawn(init_params, config, 0), TokenSpec(stop=(3,)), words))
+    lines = (json.dumps({"prompt": f"x {i % 9} ", "response": f"is {i}"}) + "\n" for i in range(10))
+    (root / "data").write_text("".join(lines))
+    options = {"updates": 2, "batch_tokens": 512, "learning_rate": 1e-2, "out": root / "run"}
+    return Run(model=str(root / "start"), data=str(root / "data"), held_out=str(root / "data"), **options)
+
+
+def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
+    """Out of time before it begins, killed after its first shard, ended, and read again."""
+    asked, collect = [], jacobi.collect
+
+    def recorded(decoder, params, request, ids):
+        if len(asked) == 1:
+            asked.append("killed")
+            raise KeyboardInterrupt
+        asked.append(sorted({*ids}))
+        return collect(decoder, params, request, ids)
+
+    with pytest.raises(SystemExit) as ended:
+        train(JACOBI, dataclasses.replace(run, minutes=0.0))
+    assert ended.value.code == 0 and "command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(jacobi, "collect", recorded)
+    with pytest.raises(KeyboardInterrupt):
+        train(JACOBI, run)
+    train(JACOBI, run)
+    first, _, *others = asked
+    assert sorted(first + others[0] + others[1]) == sorted(others[2] + others[3] + others[4]) == [*range(9)]
+    assert len(Trajectories(run.out / "round-1" / "trajectories")) == 9
+    train(JACOBI, run)  # parts that are done are read
+    assert len(asked) == 7 and pd.load(run.out / "model").config.layers == 1
+    *_, last = map(json.loads, (run.out / "metrics.jsonl").read_text().splitlines())
+    assert last["after"]["nats a token"] < last["before"]["nats a token"]
+    assert last["after"]["equal to one by one, running window 4"] == 1
+
+
+@pytest.mark.parametrize("changes", [{"cllm": True, "rehearse": 0.0, "problems": 5}, {"rules": FROZEN}])
+def test_other_losses(run, changes, tmp_path):
+    objective = dataclasses.replace(JACOBI, block=(4,), **changes)
+    train(objective, dataclasses.replace(run, out=tmp_path / "run", held_out=None, updates=1))
+    assert len(Trajectories(tmp_path / "run" / "round-0" / "trajectories")) == (objective.problems or 9)
+
+
+def test_rehearsal_adds_its_loss():
+    one = Objective(lambda params, frozen, batch, key: {"loss": weighted(batch["x"], jnp.ones(2))})
+    both = jacobi.rehearsing(one, one, 10.0)
+    batch = {"pairs": {"x": jnp.array([1.0, 3.0])}, "fresh": {"x": jnp.array([0.5, 0.7])}}
+    value, metrics = both(None, None, batch, None)
+    assert float(value) == pytest.approx(2 + 10 * 0.6) and float(metrics["rehearsal_loss"]) == pytest.approx(
+        0.6
+    )
