@@ -28,6 +28,7 @@ ALLOWED = {
     "config": set(),
     "convert": set(),  # says where the converters of a checkout lie
     "facts": set(),
+    "lora": {"disk"},
     "io": set(),
     "objective": set(),
     "stop_strings": {"config", "tokenizer"},
@@ -131,7 +132,7 @@ def test_direction(path):
 
 # What a folder outside of the package may import of `experiments` and of the package; None for all of it.
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
-    "convert": (set(), {"chat", "config", "convert", "disk", "io", "model", "models", "tokenizer"}),
+    "convert": (set(), {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "tokenizer"}),
     "experiments/replicas": ({"replicas"}, {"config", "decode", "losses", "nn", "noise"}),
     "experiments/decoders": ({"decoders"}, None),
     "experiments/common": ({"common", "tasks"}, None),
