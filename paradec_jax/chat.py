@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT = "default"
 ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
+# Names by which a block `generation` knows what to write before and after it, and what that is: no characters.
+MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -111,6 +114,52 @@ def turn_end(model: Any, messages: Messages) -> int | None:
     return next((token for token in ids if model.tokenizer.is_special(token)), None)
 
 
+def has_marks(template: str) -> bool:
+    """Whether a template marks an assistant's words by blocks `generation`."""
+    return re.search(r"\{%[-+]?\s*generation\b", template) is not None
+
+
+def answered(model: Any, messages: Messages) -> list[tuple[str, bool]]:
+    """The text of a conversation up to its last answer, in pieces, each with whether it is an assistant's.
+
+    Where the template has blocks `generation` these are the assistant's pieces. Elsewhere an answer is what a turn
+    adds to the text of the messages before it, which must then be the beginning of the text with the turn.
+
+    Args:
+      model, messages: a model and a conversation, as of `conversation`.
+
+    Raises:
+      ValueError: as `conversation`; no assistant's words; a template that neither marks them nor keeps to prefixes.
+    """
+    text = conversation(model, messages, False)
+    if has_marks(model.chat_template):
+        begins, ends = MARKS.values()
+        first, *rest = conversation(model, messages, False, **MARKS).split(begins)
+        halves = [part.partition(ends) for part in rest]
+        pieces = [(first, False), *((half, i == 0) for one in halves for i, half in enumerate(one[::2]))]
+        if "".join(piece for piece, _ in pieces) != text:
+            raise ValueError("the chat template writes another text with its generation marks than without")
+    else:
+        pieces, end = [], 0
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = conversation(model, messages[:i]) if i else ""
+            after = conversation(model, messages[: i + 1], False)
+            if not (after.startswith(before) and text.startswith(after)):
+                raise ValueError(
+                    "the chat template has no {% generation %} marks, and its text of the messages before "
+                    f"message {i} is no beginning of the text with it: which words are the assistant's is unknown"
+                )
+            pieces += [(text[end : len(before)], False), (text[len(before) : len(after)], True)]
+            end = len(after)
+    while pieces and not pieces[-1][1]:
+        pieces.pop()
+    if not pieces:
+        raise ValueError('"messages" has no turn of an assistant')
+    return [piece for piece in pieces if piece[0]]
+
+
 def check(template: str) -> None:
     """Refuses what is no template, without running any of it.
 
@@ -166,14 +215,19 @@ class _Refusal(jinja2.TemplateError):
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; the text is that of the block."""
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; the text is that of the block.
+
+    Where the variables named by `MARKS` are given, they stand before and after it.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes inside the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        """The nodes inside the block, between its marks."""
+        line = next(parser.stream).lineno
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        first, last = (nodes.Output([nodes.Name(name, "load")], lineno=line) for name in MARKS)
+        return [first, *inside, last]
 
 
 @functools.cache

@@ -52,25 +52,27 @@ def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[in
     """
     with open(path, "rb") as file:
         for number, data in enumerate(file, 1):
-            where = f"line {number} of {os.fspath(path)}"
-            try:
-                line = data.decode("utf-8-sig" if number == 1 else "utf-8").strip(" \t\r\n")
-                value = json.loads(line) if line else None
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8: {error}") from error
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # a number of too many digits, or lists nested too deep
-                raise ValueError(f"{where} is not JSON: {error}") from error
-            if not line:
+            value = json_line(data, where := f"line {number} of {os.fspath(path)}")
+            if value is None:
                 continue
-            if not isinstance(value, dict):
-                raise ValueError(f"{where} is {value!r:.60}, not an object")
             for name in strings:
                 if not isinstance(value.get(name), str):
                     raise ValueError(f'{where} lacks "{name}", which must be a string')
             yield number, value
+
+
+def json_line(data: bytes, where: str) -> dict[str, Any] | None:
+    """The object of one line, None of a blank one. Raises ValueError, whose message begins with `where`."""
+    try:
+        line = data.decode("utf-8-sig").strip(" \t\r\n")
+        value = json.loads(line) if line else None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists nested too deep
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if line and not isinstance(value, dict):
+        raise ValueError(f"{where} is {value!r:.60}, not an object")
+    return value
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:

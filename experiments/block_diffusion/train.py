@@ -24,7 +24,6 @@ import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, HeldOut, Words, batches_of
 from experiments.common import precision
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of, in_half, optimizer_of, over
@@ -37,6 +36,7 @@ from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.noise import BlockNoise
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import TrainState, fit, make_train_step
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 500  # updates

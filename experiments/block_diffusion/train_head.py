@@ -28,7 +28,6 @@ import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, Words, batches_of
 from experiments.common import precision
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of, in_half, optimizer_of, over
@@ -44,6 +43,7 @@ from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models import ResidualHeadNetwork, head_flops
 from paradec_jax.models.residual_head import init_params
 from paradec_jax.noise import BlockNoise
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import TrainState, fit, make_train_step
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 250  # updates

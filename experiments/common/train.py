@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together
 from experiments.common.runs import hooks_of
@@ -28,6 +27,7 @@ from paradec_jax.config import CausalConfig, RecurrentDepthConfig
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork, batch_flops
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import TrainState, fit, make_train_step, muon
 

@@ -23,7 +23,6 @@ import numpy as np
 import tyro
 from rich.progress import track
 
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of
@@ -39,6 +38,7 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import DataIterator, TrainState, fit, make_train_step, muon
 from paradec_jax.train.recipe import check_allowed
 

@@ -20,7 +20,6 @@ import optax
 import tyro
 
 from experiments.common import precision
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of, over
@@ -33,6 +32,7 @@ from paradec_jax.data.text import Text, WindowMaker
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.models.work import BACKWARD
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit, make_train_step
 
 CHECKPOINT_EVERY = 200  # updates

@@ -17,7 +17,6 @@ import jax
 import tyro
 
 from experiments.common import precision
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of, in_half, optimizer_of, over
@@ -32,6 +31,7 @@ from paradec_jax.losses import masked_diffusion_loss, next_token_loss
 from paradec_jax.losses.masked_diffusion import BoundRules
 from paradec_jax.models import batch_flops
 from paradec_jax.noise import Times
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.tokenizer import Tokenizer
 from paradec_jax.train import Loss, TrainState, fit, make_train_step
 

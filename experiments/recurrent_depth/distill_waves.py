@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 import tyro
 
-from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import hooks_of
@@ -33,6 +32,7 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.objective import Objective, Sums
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.train import TrainState, fit, make_train_step, muon
 from paradec_jax.train.processes import all_or_none
 from paradec_jax.train.recipe import check_allowed

@@ -1,4 +1,4 @@
-"""The command `paradec`: compare decoders, watch one of them write, bring models in and out.
+"""The command `paradec`: compare decoders, watch one of them write, train models, bring them in and out.
 
 User errors end in one sentence on standard error and exit code 1.
 """
@@ -22,7 +22,7 @@ app = SubcommandApp()
 app.command(name="demo")(demo_command)
 app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
-WITHOUT_CONVERTERS = (["demo"], ["compare"], ["generate"])  # first words
+QUICK = (["demo"], ["compare"], ["generate"])  # first words of commands that wait for no other
 
 
 def _use_compilation_cache() -> None:
@@ -49,9 +49,12 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _add_converters() -> None:
-    """Adds the commands of `paradec_jax.convert`, which the others do not wait for."""
+def _add_the_rest() -> None:
+    """Adds training and the commands of `paradec_jax.convert`, which the others do not wait for."""
+    from paradec_jax.cli import train
     from paradec_jax.convert.cli import COMMANDS
+
+    app.command(train.app, name="train")
 
     for name, command in COMMANDS.items():
         app.command(name=name)(command)
@@ -63,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _use_compilation_cache()
     argv = _arguments(list(sys.argv[1:] if argv is None else argv))
-    if argv[:1] not in WITHOUT_CONVERTERS:
-        _add_converters()
+    if argv[:1] not in QUICK:
+        _add_the_rest()
     try:
         return app.cli(
             prog="paradec", description="Language models that decode many tokens per network call.", args=argv

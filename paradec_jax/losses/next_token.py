@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.nn import masks
 from paradec_jax.objective import Objective, Sums, weighted
 
 
@@ -13,7 +14,8 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
     """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`, of a causal network.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T]. Metric: `accuracy`.
+      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T]; packed rows have `positions` and
+      `segments` [B, T] too, and no segment sees another. Metric: `accuracy`.
 
     Raises:
       ValueError: a network that sees what it would have to predict.
@@ -28,8 +30,13 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen, key
         tokens = batch["tokens"]
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden = network.forward(params, tokens, positions).hidden
+        if "segments" in batch:
+            segments = batch["segments"]
+            mask = masks.causal(tokens.shape[1]) & (segments[:, :, None] == segments[:, None])
+            hidden = network.forward(params, tokens, batch["positions"], mask=mask).hidden
+        else:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            hidden = network.forward(params, tokens, positions).hidden
         nll, hits = cross_entropy(scorer(network, params, len(hidden)), hidden, batch["targets"], chunk)
         return {"loss": weighted(nll, batch["weights"]), "accuracy": weighted(hits, batch["weights"])}
 

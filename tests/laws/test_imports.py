@@ -47,7 +47,7 @@ ALLOWED = {
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
-    "data": {"config", "decode", "io", "noise", "tokenizer"},
+    "data": {"chat", "config", "decode", "disk", "io", "noise", "tokenizer"},
     "timing": {"decode"},
     "evaluate": {
         "config",
@@ -71,6 +71,7 @@ TOP = {
     "generate",
     "infill",
     "model",
+    "recipes",
     "store",
 }  # these may import everything of the package
 MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}

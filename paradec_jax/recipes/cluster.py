@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from paradec_jax import make_mesh
+from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.train import initialize
 
 

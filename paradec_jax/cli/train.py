@@ -1,0 +1,40 @@
+"""`paradec train OBJECTIVE --model M --data F`: each objective has the options that are its own."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from tyro.conf import arg
+from tyro.extras import SubcommandApp
+
+from paradec_jax.io import WRONG_INPUT, one_sentence
+from paradec_jax.recipes import OBJECTIVES
+from paradec_jax.recipes.run import Run, train
+from paradec_jax.train import NoneReadable, NonFiniteLoss
+from paradec_jax.train.processes import leave
+
+
+def _command(kind: Any) -> Callable[..., int]:
+    """The function of one subcommand, whose annotations are its options."""
+
+    def command(objective: Any, run: Any) -> int:
+        try:
+            train(objective, run)
+        except (*WRONG_INPUT, NonFiniteLoss, NoneReadable) as error:
+            leave(f"paradec: {one_sentence(error)}")
+        return 0
+
+    bare = arg(name="")
+    command.__annotations__ = {
+        "objective": Annotated[kind, bare],
+        "run": Annotated[Run, bare],
+        "return": int,
+    }
+    return command
+
+
+app = SubcommandApp()
+app.__doc__ = (
+    "Trains a model on JSON lines; a run that was stopped goes on when the same command is given again."
+)
+for _name, _kind in OBJECTIVES.items():
+    app.command(name=_name, help=_kind.__doc__)(_command(_kind))

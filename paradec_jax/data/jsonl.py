@@ -1,0 +1,372 @@
+"""Lines of JSON as training examples: tokenised once into mapped arrays, then bucketed or packed batches.
+
+::
+
+    {"messages": [...]}                      by the model's chat template; assistants' turns count
+    {"prompt": "...", "response": "..."}     prompt, response, stop; the response and the stop count
+    {"text": "..."}                          begin-of-text, text, stop; the text and the stop count
+
+"answer" is read in the place of "response". A prompt is used as it is, as `paradec generate PROMPT` does.
+"""
+
+import dataclasses
+import functools
+import glob
+import hashlib
+import itertools
+import json
+import os
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+
+from paradec_jax import chat
+from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.disk.folders import staged
+from paradec_jax.io import json_line, read_object
+
+FORMAT = 1  # of the arrays in a folder
+CHUNK = 1000  # lines that are tokenised together
+QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
+Row = tuple[list[int], list[bool]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """Lines as ids, one after the other, in mapped arrays.
+
+    Attributes:
+      ids: ids of all examples.
+      counted: which of them the loss counts.
+      starts: where each example begins, and the end of the last.
+      digest: digest of the lines, the tokenizer, the template and the options.
+      counts: numbers of `lines`, and of those `skipped` (bad), `cut` and `dropped` (too long).
+      rule: how the counted words of messages are found, in words; empty where the model has no template.
+    """
+
+    ids: Int32[np.ndarray, " N"]
+    counted: Bool[np.ndarray, " N"]
+    starts: Int64[np.ndarray, " M_plus_1"]
+    digest: str
+    counts: Mapping[str, int]
+    rule: str
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, i: int) -> tuple[Int32[np.ndarray, " L"], Bool[np.ndarray, " L"]]:
+        place = slice(self.starts[i], self.starts[i + 1])
+        return self.ids[place], self.counted[place]
+
+    def prompt(self, i: int) -> Int32[np.ndarray, " P"]:
+        """Ids before the first that counts."""
+        ids, counted = self[i]
+        return ids[: int(np.argmax(counted))]
+
+    def __str__(self) -> str:
+        less = "".join(f", {n:,} {name}" for name, n in self.counts.items() if n and name != "lines")
+        tokens = f"{len(self.ids):,} tokens, of which {int(self.counted.sum()):,} count{self.rule}"
+        return f"{len(self):,} examples of {self.counts['lines']:,} lines{less}; {tokens}"
+
+
+def read_examples(
+    source: str | os.PathLike[str],
+    model: Any,
+    *,
+    folder: str | os.PathLike[str],
+    length: int,
+    long: Literal["drop", "cut"] = "drop",
+    skip_bad: bool = False,
+) -> Examples:
+    """Lines of JSON as examples for a model; tokenised once, since FOLDER/DIGEST keeps them.
+
+    Args:
+      source: a file, a folder (its *.jsonl files) or a pattern such as "data/*.jsonl".
+      model: the model (`store.Model`), whose tokenizer, special tokens and template are used.
+      folder: folder in which the arrays are kept.
+      length: ids of the longest example.
+      long: longer ones are left out ("drop") or lose their end ("cut").
+      skip_bad: lines that cannot be used are counted and left out.
+
+    Raises:
+      ValueError: no file; a line that cannot be used, with its number, field and reason; no example at all.
+      OSError: a file that cannot be read or written.
+    """
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer, which data as text needs")
+    files = files_of(source)
+    options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
+    told = [*options, dict(model.special_tokens), model.tokenizer.digest()]
+    digest = hashlib.sha256(json.dumps(told).encode())
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    place = Path(folder) / digest.hexdigest()[:16]
+    if not place.exists():
+        with staged(place) as temporary:
+            _write(temporary, files, model, length, long, skip_bad)
+    about = read_object(place / "about.json")
+    ids = np.memmap(place / "ids", np.int32, "r")
+    counted = np.memmap(place / "counted", bool, "r")
+    return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
+
+
+def files_of(source: str | os.PathLike[str]) -> list[Path]:
+    """The files of a source in order. Raises ValueError where there is none."""
+    path = Path(source)
+    pattern = path / "*.jsonl" if path.is_dir() else path
+    files = [path] if path.is_file() else sorted(map(Path, glob.glob(str(pattern))))
+    if not files:
+        raise ValueError(f"data: there is no file {pattern}")
+    return files
+
+
+def _write(folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool) -> None:
+    counts = dict.fromkeys(("lines", "skipped", "cut", "dropped"), 0)
+    starts, lines = [0], _lines(files)
+    with (
+        (folder / "ids").open("wb") as ids,
+        (folder / "counted").open("wb") as counted,
+        ThreadPoolExecutor() as pool,
+    ):
+        while chunk := list(itertools.islice(lines, CHUNK)):
+            for found in pool.map(functools.partial(_encoded, model, length), chunk):
+                if found is None:
+                    continue
+                counts["lines"] += 1
+                if isinstance(found, ValueError):
+                    if not skip_bad:
+                        raise found
+                    counts["skipped"] += 1
+                    continue
+                row, marks = found
+                too_long = len(row) > length
+                counts["cut" if long == "cut" and any(marks[1:length]) else "dropped"] += too_long
+                if too_long and not (long == "cut" and any(marks[1:length])):
+                    continue
+                np.asarray(row[:length], np.int32).tofile(ids)
+                np.asarray(marks[:length], bool).tofile(counted)
+                starts.append(starts[-1] + min(len(row), length))
+    if len(starts) == 1:
+        less = ", ".join(f"{n} {name}" for name, n in counts.items())
+        raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
+    np.save(folder / "starts.npy", np.asarray(starts, np.int64))
+    rule = ""
+    if model.chat_template is not None:
+        marked = chat.has_marks(model.chat_template)
+        rule = " (of messages by the template's " + ("generation marks)" if marked else "prefixes)")
+    (folder / "about.json").write_text(json.dumps({"counts": counts, "rule": rule}) + "\n", encoding="utf-8")
+
+
+def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    for path in files:
+        with path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                yield f"line {number} of {path}", data
+
+
+def _encoded(model: Any, length: int, line: tuple[str, bytes]) -> Row | ValueError | None:
+    """Ids of a line and which of them count, what is wrong with it, or None of a blank one."""
+    where, data = line
+    try:
+        record = json_line(data, where)
+    except ValueError as error:
+        return error
+    try:
+        return None if record is None else encoded(record, model)
+    except ValueError as error:
+        return ValueError(f"{where}: {error}")
+
+
+def encoded(record: Mapping[str, Any], model: Any) -> Row:
+    """Ids of a line and which of them count. Raises ValueError, whose message names the field."""
+    spec, words = model.token_spec, model.tokenizer
+    kinds = [name for name in ("messages", "prompt", "text") if name in record]
+    if len(kinds) != 1:
+        raise ValueError(
+            f'one of "messages", "prompt" and "text" is needed, not {" and ".join(kinds) or "none"}'
+        )
+    if kinds == ["messages"]:
+        if model.chat_template is None:
+            raise ValueError('"messages" need a chat template, and the model has none')
+        pieces, bos, stop = chat.answered(model, record["messages"]), None, ()
+    else:
+        second = "response" if "response" in record else "answer"
+        names = kinds if kinds == ["text"] else ["prompt", second]
+        for name in names:
+            if not isinstance(record.get(name), str):
+                raise ValueError(f'"{name}" must be a string, not {record.get(name)!r:.40}')
+        pieces, bos, stop = [(record[name], name != "prompt") for name in names], spec.bos, spec.stop[:1]
+    ids: list[int] = []
+    counted: list[bool] = []
+    before = ""
+    for text, counts in pieces:
+        added = words.encode_after(before, text)
+        if not before:
+            added = words.begun(added, bos)
+            counted += [False] * (len(added) > 0 and added[0] == bos)
+        ids += added
+        counted += [counts] * (len(ids) - len(counted))
+        before += text
+    ids += stop
+    counted += [True] * len(stop)
+    if not any(counted[1:]):
+        raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
+    return ids, counted
+
+
+# Batches
+
+
+class Bucket(NamedTuple):
+    """Rows of one length.
+
+    Attributes:
+      length: T of its batches.
+      rows: B of its batches.
+      batches: batches of an epoch.
+      members: examples of all rows, one row after the other.
+      bounds: where each row begins among the members, and the end of the last.
+    """
+
+    length: int
+    rows: int
+    batches: int
+    members: Int64[np.ndarray, " N"]
+    bounds: Int64[np.ndarray, " R_plus_1"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchMaker:
+    """Makes batch i, a pure function of the fields and i; each epoch of `batches` has every example once."""
+
+    examples: Examples
+    seed: int
+    buckets: tuple[Bucket, ...]
+
+    @functools.cached_property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return sum(bucket.batches for bucket in self.buckets)
+
+    @functools.cached_property
+    def _plan(self) -> Any:
+        return functools.lru_cache(maxsize=2)(self._planned)
+
+    def _planned(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
+        """Bucket and rows of each batch of an epoch."""
+        rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        plan = []
+        for bucket in self.buckets:
+            rows = rng.permutation(len(bucket.bounds) - 1)
+            plan += [(bucket, some) for some in np.array_split(rows, bucket.batches)]
+        return [plan[i] for i in rng.permutation(len(plan))]
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index`."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`."""
+        epoch, place = divmod(index, self.batches)
+        bucket, rows = self._plan(epoch)[place]
+        first, last = share(bucket.rows)
+        kinds = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+        kinds |= {"positions": np.int32, "segments": np.int32}
+        batch = {name: np.zeros((last - first, bucket.length), kind) for name, kind in kinds.items()}
+        for i, row in enumerate(rows[first:last]):
+            at = 0
+            for number, example in enumerate(bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1):
+                ids, counted = self.examples[example]
+                here = i, slice(at, at := at + len(ids) - 1)
+                batch["tokens"][here], batch["targets"][here] = ids[:-1], ids[1:]
+                batch["weights"][here], batch["positions"][here] = counted[1:], np.arange(len(ids) - 1)
+                batch["segments"][here] = number
+        if not self.packed:
+            del batch["positions"], batch["segments"]
+        return Part(batch, first, bucket.rows)
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several examples."""
+        return any(len(bucket.members) >= len(bucket.bounds) for bucket in self.buckets)
+
+
+def example_batches(
+    examples: Examples,
+    *,
+    seed: int,
+    batch_tokens: int,
+    length: int,
+    packed: bool = False,
+    multiple: int = 1,
+    prefetch: int = 2,
+) -> Endless:
+    """Batches without end, of every example once an epoch, in an order drawn for each epoch.
+
+    Bucketed rows hold one example each, in batches of a few lengths. Packed rows hold as many as fit, and which do is
+    the same in every epoch. `Endless.make.batches` is the number of batches of an epoch.
+
+    Args:
+      examples: the examples.
+      seed: seed of the orders.
+      batch_tokens: most positions of a batch, padding included.
+      length: most positions of a row, T.
+      packed: whether rows are packed; batches then have `positions` and `segments` [B, T], which count from 1.
+      multiple: number that divides the rows of every batch, such as that of devices.
+      prefetch: batches made ahead.
+
+    Returns:
+      An iterator over {"tokens", "targets", "weights"} [B, T]; rows that a batch lacks have weights 0.
+    """
+    sizes = np.diff(examples.starts) - 1
+    if packed:
+        rows = pack(sizes, length)
+        members = np.concatenate([np.asarray(row, np.int64) for row in rows])
+        bounds = np.cumsum([0, *map(len, rows)])
+        buckets = [_bucket(length, members, bounds, batch_tokens, multiple)]
+    else:
+        lengths = bucket_lengths(sizes, length)
+        which, buckets = np.searchsorted(lengths, sizes), []
+        for number in np.unique(which):
+            members = np.flatnonzero(which == number)
+            bounds = np.arange(len(members) + 1)
+            buckets.append(_bucket(lengths[number], members, bounds, batch_tokens, multiple))
+    told = [examples.digest, seed, batch_tokens, length, packed, multiple]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return Endless(BatchMaker(examples, seed, tuple(buckets)), prefetch, digest)
+
+
+def _bucket(length: int, members: Any, bounds: Any, batch_tokens: int, multiple: int) -> Bucket:
+    count = len(bounds) - 1
+    most = max(batch_tokens // length // multiple, 1) * multiple
+    batches = -(-count // most)
+    rows = -(-count // (batches * multiple)) * multiple  # no more than the fullest batch has
+    return Bucket(length, rows, batches, members, bounds)
+
+
+def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:
+    """A few lengths for rows of these sizes: quantiles, rounded up to multiples of a power of two."""
+    unit = max(8, 2 ** (int(sizes.max()).bit_length() - 4))
+    ends = np.quantile(sizes, QUANTILES, method="higher")
+    return sorted({min(-(-int(end) // unit) * unit, most) for end in ends})
+
+
+def pack(sizes: Sequence[int] | np.ndarray, length: int) -> list[list[int]]:
+    """Numbers of the examples of each row: the longest first, each in the fullest row that has room for it."""
+    rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # room and number of each row, ascending
+    for example in np.argsort(-np.asarray(sizes), kind="stable"):
+        size = int(sizes[example])
+        place = bisect_left(free, (size, -1))
+        room, row = free.pop(place) if place < len(free) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(int(example))
+        insort(free, (room - size, row))
+    return rows

@@ -1,0 +1,366 @@
+"""One run of an objective: its folder, its data, its parts, the model that it ends in, the held-out line."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from paradec_jax import store
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.jsonl import Examples, example_batches, read_examples
+from paradec_jax.families import matrix_axes
+from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.model import Model
+from paradec_jax.models.work import Flops
+from paradec_jax.objective import Objective
+from paradec_jax.recipes.cluster import Cluster
+from paradec_jax.recipes.folder import by_first, claim
+from paradec_jax.recipes.hooks import Forecast, Limit
+from paradec_jax.sharding.batches import batch_on
+from paradec_jax.sharding.mesh import on
+from paradec_jax.sharding.processes import gathered
+from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, adamw, fit, make_train_step, muon
+
+LENGTH = 1024  # positions of the longest row where nothing is given
+MAY_DIFFER = (
+    "out",
+    "held_out",
+    "minutes",
+    "checkpoint_every",
+    "allow",
+    "cluster",
+)  # between calls of one run
+DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every objective is told.
+
+    A call that ends early, by --minutes or a signal, goes on when the same command is given again.
+
+    Attributes:
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision].
+      data: JSON lines with "messages", "prompt" and "response", or "text": a file, a folder or a pattern.
+      held_out: lines of the same form that the model is measured on before and after.
+      out: folder of the run; runs/OBJECTIVE-MODEL by default.
+      minutes: after so many the call ends, before its run is done.
+      updates: length of the run, instead of epochs.
+      epochs: length of the run in passes over the data.
+      batch_tokens: positions of an update, padding included.
+      length: tokens of the longest example; 1024, or as many as the model has room for, by default.
+      long: longer examples are left out (drop) or lose their end (cut).
+      packed: rows hold several examples, which do not see each other.
+      skip_bad: lines that cannot be used are counted and left out, instead of ending the run.
+      learning_rate: peak of the schedule, of the matrices with muon.
+      optimizer: adamw or muon.
+      adam_learning_rate: peak for what is no matrix, with muon.
+      weight_decay: decoupled decay.
+      warmup, cooldown: shares of the updates in which the rate climbs and falls.
+      ema: decay of a moving average of the parameters, which then is what the run ends in.
+      layers: share of the layers that train, the upper ones; below 1 embedding and output matrix stay too.
+      precision: of parameters and activations; mixed has parameters in float32. The model is written as it was read.
+      products: jax's precision of products, such as BF16_BF16_F32.
+      remat: what a backward pass computes anew, as of the model's config.
+      accumulate: parts of a batch that are computed one after the other.
+      seed: of all draws.
+      checkpoint_every: updates between checkpoints.
+      allow: parts in which the call may differ from the run that it goes on with, such as steps.
+    """
+
+    model: str
+    data: str
+    held_out: str | None = None
+    out: Path | None = None
+    minutes: float | None = None
+    updates: int | None = None
+    epochs: float = 1.0
+    batch_tokens: int = 4096
+    length: int | None = None
+    long: Literal["drop", "cut"] = "drop"
+    packed: bool = False
+    skip_bad: bool = False
+    learning_rate: float = 2e-5
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    adam_learning_rate: float = 2e-5
+    weight_decay: float = 0.0
+    warmup: float = 0.05
+    cooldown: float = 0.5
+    ema: float | None = None
+    layers: float = 1.0
+    precision: Literal["float32", "mixed", "bfloat16"] = "float32"
+    products: str | None = None
+    remat: str = "none"
+    accumulate: int = 1
+    seed: int = 0
+    checkpoint_every: int = 50
+    allow: tuple[str, ...] = ()
+    cluster: Cluster = Cluster()  # noqa: RUF009
+
+
+class RecipeOf(Protocol):
+    """An objective: its options are fields, its docstring is the command's help.
+
+    Attributes:
+      families: families of models that it trains.
+    """
+
+    families: ClassVar[tuple[str, ...]]
+
+    def train(self, job: "Job") -> Model:
+        """The trained model."""
+        ...
+
+    def held_out(self, job: "Job", model: Model) -> Mapping[str, float]:
+        """Numbers of a model on `job.held_out`, by name; asked before and after."""
+        ...
+
+
+class Stopped(SystemExit):
+    """A call that ended before its run: code 0, and the same command goes on."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A run that has begun.
+
+    Attributes:
+      run: its options.
+      folder: its folder.
+      model: where it starts, in the precision of training.
+      examples: its data.
+      held_out: what the model is measured on, or None.
+      mesh: devices, or None for one.
+      until: when the call is to end, in seconds of `time.monotonic`; infinity for never.
+    """
+
+    run: Run
+    folder: Path
+    model: Model
+    examples: Examples
+    held_out: Examples | None
+    mesh: jax.sharding.Mesh | None
+    until: float
+
+    def batches(self, examples: Examples, **options: Any) -> Endless:
+        """Batches of examples as the run wants them."""
+        run, sizes = self.run, {} if self.mesh is None else dict(self.mesh.shape)
+        rows = run.accumulate * sizes.get("data", 1) * sizes.get("fsdp", 1)
+        told = {"seed": run.seed, "packed": run.packed, "multiple": rows, **options}
+        length = length_of(run, self.model)
+        return example_batches(examples, batch_tokens=run.batch_tokens, length=length, **told)
+
+    def updates(self, data: Endless) -> int:
+        """Updates of a run over these batches."""
+        if self.run.updates is not None:
+            return self.run.updates
+        return max(math.ceil(self.run.epochs * data.make.batches), 1)  # type: ignore[attr-defined]
+
+    def fit(
+        self,
+        part: str,
+        model: Model,
+        loss: Objective,
+        data: Any,
+        *,
+        updates: int,
+        frozen: Any = None,
+        flops: Flops | None = None,
+    ) -> Model:
+        """The model after so many updates, whose checkpoints and log lie in FOLDER/PART; a finished part is read.
+
+        Args:
+          part: name of the part; its folder.
+          model: where it starts.
+          loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
+          data: batches.
+          updates: length of the part.
+          frozen: what the loss needs and does not train.
+          flops: operations of an update, for the log.
+
+        Raises:
+          Stopped: the time is over before the part is done.
+        """
+        run, folder = self.run, self.folder / part
+        trained, kept = split(model, run.layers)
+        optimizer = optimizer_of(run, model, updates)
+        key = jax.random.fold_in(jax.random.key(run.seed), 1)
+        state = TrainState.create(trained, optimizer, key, ema=run.ema is not None, mesh=self.mesh)
+        step = make_train_step(
+            loss if not kept else joined(loss),
+            optimizer,
+            frozen=frozen if not kept else {"kept": kept, "given": frozen},
+            ema_decay=run.ema,
+            accumulate=run.accumulate,
+        )
+        log = Log(folder, every=20, flops=flops)
+        saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
+        hooks = [log, Forecast(), saves, Limit(self.until), Preempt()]
+        state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
+        if (done := int(state.step)) < updates:
+            if jax.process_index() == 0:
+                over = f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
+                print(f"{over}: the same command goes on from there", flush=True)
+            raise Stopped(0)
+        after = state.params
+        if state.ema is not None:
+            after = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
+        return dataclasses.replace(model, params=join(after, kept))
+
+    def means(self, loss: Objective, model: Model) -> dict[str, float]:
+        """The loss and its metrics over the held-out examples, each once."""
+        assert self.held_out is not None
+        data = self.batches(self.held_out, packed=False, seed=0, prefetch=0)
+        sums, total = jax.jit(loss.sums), None
+        for _ in range(data.make.batches):  # type: ignore[attr-defined]
+            with on(self.mesh):
+                found = sums(model.params, None, batch_on(self.mesh, next(data)), jax.random.key(0))
+            total = found if total is None else jax.tree.map(jnp.add, total, found)
+        assert total is not None
+        value, metrics = loss.value(total)
+        return {name: float(x) for name, x in {"loss": value, **metrics}.items()}
+
+
+def split(model: Model, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters that train, and those that stay: below the upper layers, and of the vocabulary.
+
+    Raises:
+      ValueError: a share that is none, or of a model whose layers are not in one row.
+    """
+    params = dict(model.params)
+    if share == 1:
+        return params, {}
+    count = getattr(model.config, "layers", 0)
+    if not 0 < share < 1 or not count:
+        raise ValueError(
+            f"layers must be a share in (0, 1] of a model with layers, not {share} of {model.family}"
+        )
+    upper = {f"layer_{i}" for i in range(count - max(round(share * count), 1), count)}
+    trained = {name for name in params if name in upper or name.startswith("final")}
+    return tuple({n: p for n, p in params.items() if (n in trained) == one} for one in (True, False))  # type: ignore
+
+
+def join(trained: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters."""
+    return {**kept, **trained}
+
+
+def joined(loss: Objective) -> Objective:
+    """The loss as one of the parameters that train; `frozen` has the others as `kept` beside its own, `given`."""
+
+    def sums(trained: Any, frozen: Any, batch: Any, key: Any) -> Any:
+        return loss.sums(join(trained, frozen["kept"]), frozen["given"], batch, key)
+
+    return Objective(sums, loss.value)
+
+
+def optimizer_of(run: Run, model: Model, updates: int) -> optax.GradientTransformation:
+    """The run's optimizer on a schedule of so many updates."""
+    warmup = min(round(run.warmup * updates), updates)
+    ramps: dict[str, Any] = {
+        "warmup": warmup,
+        "cooldown": min(round(run.cooldown * updates), updates - warmup),
+    }
+    ramps["weight_decay"] = run.weight_decay
+    if run.optimizer == "adamw":
+        return adamw(run.learning_rate, updates, **ramps)
+    rates = {"adam_learning_rate": run.adam_learning_rate}
+    return muon(run.learning_rate, updates, axes=matrix_axes(model.config), **ramps, **rates)
+
+
+def length_of(run: Run, model: Model) -> int:
+    """Positions of the longest row. Raises ValueError where the model has no room for it."""
+    most = model.network.max_length
+    if run.length is not None and not 1 < run.length <= most:
+        raise ValueError(f"length must be from 2 to the {most} positions of the model, not {run.length}")
+    return min(LENGTH, most) if run.length is None else run.length
+
+
+def in_training(model: Model, run: Run) -> Model:
+    """The model in the precision of training."""
+    dtype, param_dtype = DTYPES[run.precision]
+    config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=run.remat)
+    params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
+    return dataclasses.replace(model, config=config, params=params)
+
+
+def train(objective: RecipeOf, run: Run) -> None:
+    """Runs an objective: claims the folder, reads the data, trains, and writes the model and what it is worth.
+
+    Raises:
+      ValueError, OSError: options, data or a folder that do not fit; one sentence.
+      NonFiniteLoss: a loss was not finite.
+      Stopped, Preempted: the call ends before its run.
+    """
+    begun = time.monotonic()
+    mesh = run.cluster.join()
+    name = type(objective).__name__.lower()
+    folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
+    if run.products is not None:
+        jax.config.update("jax_default_matmul_precision", run.products)
+    stored = store.load(run.model, mesh=mesh)
+    if stored.family not in objective.families:
+        suited = " and ".join(objective.families)
+        raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
+    options = {k: v for k, v in dataclasses.asdict(run).items() if k not in MAY_DIFFER}
+    claim(folder, {"objective": name, **dataclasses.asdict(objective), **options}, run.allow)  # type: ignore
+    model, own = in_training(stored, run), stored.config
+    del stored
+
+    def read(source: str) -> Examples:
+        told = {"length": length_of(run, model), "long": run.long, "skip_bad": run.skip_bad}
+        return read_examples(source, model, folder=folder / "data", **told)
+
+    sources = [source for source in (run.data, run.held_out) if source is not None]
+    by_first("data", lambda: [say(f"{source}: {read(source)}") for source in sources])
+    examples, *rest = map(read, sources)
+    until = math.inf if run.minutes is None else begun + 60 * run.minutes
+    job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
+    before = measured(job, objective)
+    after = objective.train(job)
+    config = dataclasses.replace(after.config, dtype=own.dtype, param_dtype=own.param_dtype, remat=own.remat)
+    params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), after.params))
+    model = dataclasses.replace(after, config=config, params=params)
+    by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
+    numbers = {} if job.held_out is None else dict(objective.held_out(job, after))
+    by_first("end", lambda: finish(folder, examples, before, numbers))
+
+
+def measured(job: Job, objective: RecipeOf) -> dict[str, float]:
+    """Held-out numbers of the model where the run starts, which FOLDER/before.json keeps."""
+    if job.held_out is None:
+        return {}
+    path = job.folder / "before.json"
+    kept = read_object(path) if path.exists() else {}
+    if kept.get("digest") == job.held_out.digest:
+        return kept["numbers"]
+    numbers = dict(objective.held_out(job, job.model))
+    text = json.dumps({"digest": job.held_out.digest, "numbers": numbers}) + "\n"
+    by_first("before", lambda: atomic_write_text(path, text))
+    return numbers
+
+
+def finish(folder: Path, examples: Examples, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """Writes FOLDER/metrics.jsonl, the logs of all parts and what came out, and says where the model lies."""
+    lines = []
+    for path in sorted(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            lines.append({"part": path.parent.name, **json.loads(line)})
+    lines.append({"examples": len(examples), **examples.counts, "before": dict(before), "after": dict(after)})
+    atomic_write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    if after:
+        pairs = (f"{name} {before[name]:.4g} before, {after[name]:.4g} after" for name in after)
+        print(f"held out: {'; '.join(pairs)}")
+    print(f"the model is {folder / 'model'}", flush=True)
+
+
+def say(text: str) -> None:
+    """Prints a line at once."""
+    print(text, flush=True)

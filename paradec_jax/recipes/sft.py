@@ -1,0 +1,33 @@
+"""Finetuning: the next token of what the loss counts, such as an assistant's turns."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from paradec_jax.losses import next_token_loss
+from paradec_jax.model import Model
+from paradec_jax.recipes.run import Job
+
+
+@dataclasses.dataclass(frozen=True)
+class Sft:
+    """Finetunes a causal model on its data: the cross-entropy of the next token.
+
+    Attributes:
+      chunk: positions whose scores are made at a time, so that those of a whole batch never lie in memory; all when
+        None.
+    """
+
+    chunk: int | None = None
+
+    families: ClassVar[tuple[str, ...]] = ("causal",)
+
+    def train(self, job: Job) -> Model:
+        """One part: as many updates as the run has."""
+        data = job.batches(job.examples)
+        loss = next_token_loss(job.model.network, chunk=self.chunk)
+        return job.fit("sft", job.model, loss, data, updates=job.updates(data))
+
+    def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
+        """Loss in nats a token, and the share of tokens that the model would have chosen."""
+        return job.means(next_token_loss(model.network, chunk=self.chunk), model)
