@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exports import exported, make_model
+from exports import edit, exported, make_model
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
@@ -26,10 +26,8 @@ RANK, SCALE = 3, 2.5
 
 def drawn(model: pd.Model, params=None) -> dict:
     """An adapter whose B is not zero."""
-    adapter = init_lora(
-        model.params if params is None else params, matrix_axes(model.config), RANK, jax.random.key(0)
-    )
-    rng = np.random.default_rng(1)
+    key, rng = jax.random.key(0), np.random.default_rng(1)
+    adapter = init_lora(params or model.params, matrix_axes(model.config), RANK, key)
     return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), adapter)
 
 
@@ -43,15 +41,13 @@ def written(model: pd.Model, root: Path, params=None) -> Path:
 def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     """Weights by the names of the Hugging Face folder."""
     axes, rows = peft.TABLES[model.family](model.config)
-    return {
-        name: np.asarray(lazy, np.float64)
-        for name, lazy in engine.export_tree(model.params, rows, axes).items()
-    }
+    tensors = engine.export_tree(model.params, rows, axes)
+    return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 
 @pytest.mark.parametrize("name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
-    """W x + s B (A x) with what the folder holds, of every module; the merged model in memory, and loaded."""
+    """W + s B A with what the folder holds, of every module: the parameters joined in training, and those loaded."""
     model = make_model(name)
     folder = written(model, tmp_path)
     fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
@@ -67,30 +63,27 @@ def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     assert sum(np.any(want[key] != value) for key, value in hugging_face(model).items()) == len(tensors) // 2
     joined = dataclasses.replace(model, params=jax.jit(merge)(model.params, drawn(model), SCALE))
     loaded = pd.load(tmp_path / "model", adapter=folder)
-    close = {"rtol": 2**-8, "atol": 1e-6} if "bfloat16" in name else {"rtol": 1e-5, "atol": 1e-5}
     for merged in (joined, loaded):
-        got = hugging_face(merged)
-        for key, value in want.items():
-            np.testing.assert_allclose(got[key], value, err_msg=key, **close)
-    for path, leaf in flatten_dict(loaded.params, sep="/").items():
-        assert leaf.dtype == flatten_dict(model.params, sep="/")[path].dtype
+        for key, value in hugging_face(merged).items():
+            close = {"rtol": 2**-8 if "bfloat16" in name else 1e-5, "atol": 1e-5}
+            np.testing.assert_allclose(value, want[key], err_msg=key, **close)
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype, loaded.params, dict(model.params))
+    assert all(jax.tree.leaves(same))
 
 
 def test_a_checkpoint_rounds_once(tmp_path):
-    """A bfloat16 checkpoint read in float32 keeps small changes; on a mesh the sums are the same."""
-    model = make_model("qwen2 untied bfloat16")
-    folder = written(model, tmp_path)
-    wide = pd.load(tmp_path / "model", dtype="float32", adapter=folder, mesh=pd.make_mesh())
-    narrow = pd.load(tmp_path / "model", adapter=folder)
-    for a, b in zip(jax.tree.leaves(wide.params), jax.tree.leaves(narrow.params), strict=True):
-        assert (a.astype(jnp.bfloat16) == b).all()
-    assert any((a != a.astype(jnp.bfloat16)).any() for a in jax.tree.leaves(wide.params))
+    """A bfloat16 checkpoint read in float32 keeps small changes, on a mesh too."""
+    folder = written(make_model("qwen2 untied bfloat16"), tmp_path)
+    wide = pd.load(tmp_path / "model", dtype="float32", adapter=folder, mesh=pd.make_mesh()).params
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide)
+    loaded = pd.load(tmp_path / "model", adapter=folder).params
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, narrow, loaded)))
+    assert not all(jax.tree.leaves(jax.tree.map(np.array_equal, narrow, wide)))
 
 
-def test_training_joins_by_the_same_sum(tmp_path):
-    """B = 0 changes nothing and has the only gradients; trained adapters of one layer are written by full names."""
-    model = make_model("llama")
-    tokens = jnp.arange(6)[None]
+def test_training_begins_where_the_model_is(tmp_path):
+    """B = 0 changes nothing and has the only gradients; an adapter of one layer is written by full names."""
+    model, tokens = make_model("llama"), jnp.arange(6)[None]
 
     def loss(adapter, params):
         output = model.network.forward(merge(params, adapter), tokens, tokens)
@@ -108,74 +101,58 @@ def test_training_joins_by_the_same_sum(tmp_path):
         init_lora(upper, matrix_axes(model.config), 17, jax.random.key(0))
 
 
-def edited(folder: Path, **fields) -> None:
-    path = folder / CONFIG
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+PATTERNS = {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}
+SCALES = [  # fields, and the factor of a change's size
+    ({"use_rslora": True}, RANK**0.5),
+    ({"alpha_pattern": PATTERNS}, 5.0),
+    ({"r": 8, "rank_pattern": {"[a-z]+_proj": RANK}, "lora_dropout": 0.1, "use_dora": False}, 1.0),
+]
+REFUSED = [
+    ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
+    ({"bias": "all"}, "field bias"),
+    ({"modules_to_save": ["lm_head"]}, "field modules_to_save"),
+    ({"init_lora_weights": "pissa"}, "field init_lora_weights"),
+    ({"peft_type": "LOHA"}, "field peft_type"),
+    ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
+    ({"r": 4}, r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)"),
+    ({"lora_alpha": None}, "field lora_alpha of adapter_config.json must be a number above 0, not None"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "factor"),
-    [
-        ({"use_rslora": True}, RANK**0.5),
-        ({"alpha_pattern": {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}}, 5.0),
-        ({"r": 8, "rank_pattern": {"[a-z]+_proj": RANK}, "lora_dropout": 0.1, "use_dora": False}, 1.0),
-    ],
-)
-def test_scales(fields, factor, tmp_path):
+@pytest.mark.parametrize(("fields", "outcome"), SCALES + REFUSED)
+def test_fields(fields, outcome, tmp_path):
     model = make_model("llama")
     folder = written(model, tmp_path)
-    edited(folder, **fields)
-    q = peft.read(folder, model.config)["layer_1"]["attention"]["q"]
-    own = drawn(model)["layer_1"]["attention"]["q"]
-    np.testing.assert_allclose(
-        q["lora_b"] @ q["lora_a"], factor * SCALE * own["lora_b"] @ own["lora_a"], rtol=1e-5, atol=1e-5
+    edit(folder / CONFIG, **fields)
+    if isinstance(outcome, str):
+        with pytest.raises(StoreError, match=outcome):
+            pd.load(tmp_path / "model", adapter=folder)
+        return
+    read, own = (
+        tree["layer_1"]["attention"]["q"] for tree in (peft.read(folder, model.config), drawn(model))
     )
+    want = outcome * SCALE * own["lora_b"] @ own["lora_a"]
+    np.testing.assert_allclose(read["lora_b"] @ read["lora_a"], want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
-        ({"bias": "all"}, "field bias"),
-        ({"modules_to_save": ["lm_head"]}, "field modules_to_save"),
-        ({"init_lora_weights": "pissa"}, "field init_lora_weights"),
-        ({"peft_type": "LOHA"}, "field peft_type"),
-        ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
-        ({"r": 4}, r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)"),
-        ({"lora_alpha": None}, "field lora_alpha of adapter_config.json must be a number above 0, not None"),
-    ],
-)
-def test_what_is_not_plain_is_refused(fields, message, tmp_path):
-    model = make_model("llama")
-    folder = written(model, tmp_path)
-    edited(folder, **fields)
-    with pytest.raises(StoreError, match=message):
-        pd.load(tmp_path / "model", adapter=folder)
-
-
-def test_the_adapter_of_another_model_is_refused(tmp_path, capsys):
-    written(make_model("llama"), tmp_path)
+def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
+    path = written(make_model("llama"), tmp_path) / WEIGHTS
     pd.save(tmp_path / "wide", make_model("llama", width=24))
     pd.save(tmp_path / "flat", make_model("llama", layers=1))
     for name in ("wide", "flat"):
-        command = ["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(tmp_path / "adapter")]
-        assert main(command) == 1
+        assert main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)]) == 1
         out, err = capsys.readouterr()
         assert out == "" and "is no adapter of this model: tensor " in err and err.count("\n") == 1
-
-
-def test_half_a_pair_or_a_number_that_is_none_is_refused(tmp_path):
-    model = make_model("llama")
-    path = written(model, tmp_path) / WEIGHTS
     tensors = load_file(path)
     name = next(key for key in tensors if key.endswith("lora_B.weight"))
-    save_file(tensors | {name: tensors[name] * np.nan}, path)
-    with pytest.raises(StoreError, match="NaN"):
-        pd.load(tmp_path / "model", adapter=path.parent)
-    del tensors[name]
-    save_file(tensors, path)
-    with pytest.raises(StoreError, match=r"lora_B\.weight is missing"):
-        pd.load(tmp_path / "model", adapter=path.parent)
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
+    for now, message in (
+        (others | {name: tensors[name] * np.nan}, "NaN"),
+        (others, r"lora_B\.weight is missing"),
+    ):
+        save_file(now, path)
+        with pytest.raises(StoreError, match=message):
+            pd.load(tmp_path / "model", adapter=path.parent)
 
 
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "peft"))
@@ -183,33 +160,34 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers",
 
 @pytest.mark.peers
 @pytest.mark.skipif(not TORCH, reason="torch, transformers and peft are not installed")
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_peft_reads_what_is_written_and_the_other_way_round(kind, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):
+    """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's side."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    def base():
-        return AutoModelForCausalLM.from_pretrained(tmp_path / "exported").float().eval()
+    model, tokens = make_model(kind, dtype=dtype, param_dtype=dtype), np.arange(12).reshape(2, 6)
+    base = exported(model, tmp_path)
 
-    def equal(model: pd.Model, other: torch.nn.Module):
-        tokens = np.arange(12).reshape(2, 6)
+    def other():
+        return AutoModelForCausalLM.from_pretrained(base).float().eval()
+
+    def theirs_equal_ours(network: torch.nn.Module, adapter: Path | None):
         with torch.no_grad():
-            want = other(torch.from_numpy(tokens)).logits.numpy()
-        output = model.network.forward(model.params, tokens, np.broadcast_to(np.arange(6), (2, 6)))
-        np.testing.assert_allclose(
-            model.network.logits(model.params, output.hidden), want, atol=2e-4, rtol=1e-3
-        )
-        return want
+            theirs = network(torch.from_numpy(tokens)).logits.numpy()
+        ours = pd.load(base, dtype="float32", adapter=adapter)
+        output = ours.network.forward(ours.params, tokens, np.broadcast_to(np.arange(6), (2, 6)))
+        logits = ours.network.logits(ours.params, output.hidden)
+        np.testing.assert_allclose(logits, theirs, atol=2e-4, rtol=1e-3)
+        return theirs
 
-    model = make_model(kind.lower())
-    exported(model, tmp_path)
     peft.write(tmp_path / "ours", model.config, drawn(model), 0.01, "org/name")
-    ours = pd.load(tmp_path / "exported", adapter=tmp_path / "ours")
-    changed = equal(ours, PeftModel.from_pretrained(base(), tmp_path / "ours"))
-    assert np.abs(changed - equal(model, base())).max() > 0.1
+    changed = theirs_equal_ours(PeftModel.from_pretrained(other(), tmp_path / "ours"), tmp_path / "ours")
+    assert np.abs(changed - theirs_equal_ours(other(), None)).max() > 0.1
     torch.manual_seed(0)
     options = {"target_modules": "all-linear", "rank_pattern": {"q_proj": 2}, "init_lora_weights": False}
-    theirs = get_peft_model(base(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
-    theirs.save_pretrained(tmp_path / "theirs")
-    equal(pd.load(tmp_path / "exported", adapter=tmp_path / "theirs"), theirs.eval())
+    network = get_peft_model(other(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    network.save_pretrained(tmp_path / "theirs")
+    theirs_equal_ours(network.eval(), tmp_path / "theirs")
