@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from experiments.common.command import claim
+from paradec_jax.recipes.folder import wait_for_all
 from paradec_jax.sharding.processes import gathered, shared
-from paradec_jax.train.processes import VARIABLES, all_or_none, telling_of_lost_peers
+from paradec_jax.train.processes import VARIABLES, all_or_none
 
 
 def claim_together(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
@@ -52,15 +52,6 @@ def by_first(what: str, work: Callable[[], Any]) -> None:
             raise ValueError(str(error)) from None
         finally:
             wait_for_all(what)
-
-
-def wait_for_all(what: str) -> None:
-    """Waits until all processes have come to `what`, a name that a run uses once.
-
-    JAX's shutdown waits for a heartbeat only: too short where one process alone exports a model.
-    """
-    with telling_of_lost_peers():
-        get_barrier_sync_fn()(key=what, timeout_ms=24 * 3600 * 1000)
 
 
 def alone() -> None:

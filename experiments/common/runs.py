@@ -12,8 +12,8 @@ import optax
 
 from paradec_jax import Model
 from paradec_jax.families import matrix_axes
+from paradec_jax.recipes.hooks import Limit
 from paradec_jax.train import Checkpoint, Evaluate, Hook, Log, Preempt, TrainState, muon
-from paradec_jax.train.processes import texts_of_all
 
 
 def optimizer_of(recipe: Any, config: Any) -> optax.GradientTransformation:
@@ -27,20 +27,6 @@ def optimizer_of(recipe: Any, config: Any) -> optax.GradientTransformation:
         weight_decay=recipe.weight_decay,
         adam_learning_rate=recipe.adam_learning_rate,
     )
-
-
-class Limit(Hook):
-    """Ends the call after so many seconds, before its run is done.
-
-    Several processes look at the time together, every ten updates.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
-
-    def after(self, step: int, state: TrainState, metrics: Any) -> bool:
-        over = time.monotonic() > self._until
-        return over if jax.process_count() == 1 else step % 10 == 0 and any(texts_of_all("over" * over))
 
 
 def hooks_of(
@@ -71,7 +57,7 @@ def hooks_of(
         found.append(Evaluate(evaluate, every=evaluate_every))
     found.append(Checkpoint(folder, every=checkpoint_every, allow=allow))
     if minutes is not None:
-        found.append(Limit(60 * minutes))
+        found.append(Limit(time.monotonic() + 60 * minutes))
     return [*found, Preempt()]
 
 

@@ -1,8 +1,10 @@
 """`paradec train OBJECTIVE --model M --data F`: each objective has the options that are its own."""
 
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import jax
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
@@ -20,7 +22,9 @@ def _command(kind: Any) -> Callable[..., int]:
         try:
             train(objective, run)
         except (*WRONG_INPUT, NonFiniteLoss, NoneReadable) as error:
-            leave(f"paradec: {one_sentence(error)}")
+            if jax.distributed.is_initialized():
+                leave(f"paradec: {one_sentence(error)}")
+            raise ValueError(one_sentence(error)) from error
         return 0
 
     bare = arg(name="")
@@ -37,4 +41,6 @@ app.__doc__ = (
     "Trains a model on JSON lines; a run that was stopped goes on when the same command is given again."
 )
 for _name, _kind in OBJECTIVES.items():
-    app.command(name=_name, help=_kind.__doc__)(_command(_kind))
+    app.command(name=_name, help=inspect.cleandoc(_kind.__doc__).partition("\n\nAttributes:")[0])(
+        _command(_kind)
+    )

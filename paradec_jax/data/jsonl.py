@@ -70,8 +70,9 @@ class Examples:
 
     def __str__(self) -> str:
         less = "".join(f", {n:,} {name}" for name, n in self.counts.items() if n and name != "lines")
-        tokens = f"{len(self.ids):,} tokens, of which {int(self.counted.sum()):,} count{self.rule}"
-        return f"{len(self):,} examples of {self.counts['lines']:,} lines{less}; {tokens}"
+        tokens = f"{len(self.ids):,} tokens, of which {int(self.counted.sum()):,} count"
+        by = f" ({self.rule})" if self.rule else ""
+        return f"{len(self):,} examples of {self.counts['lines']:,} lines{less}; {tokens}{by}"
 
 
 def read_examples(
@@ -128,14 +129,14 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 
 def _write(folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool) -> None:
     counts = dict.fromkeys(("lines", "skipped", "cut", "dropped"), 0)
-    starts, lines = [0], _lines(files)
+    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model)
     with (
         (folder / "ids").open("wb") as ids,
         (folder / "counted").open("wb") as counted,
         ThreadPoolExecutor() as pool,
     ):
         while chunk := list(itertools.islice(lines, CHUNK)):
-            for found in pool.map(functools.partial(_encoded, model, length), chunk):
+            for found in pool.map(encode, chunk):
                 if found is None:
                     continue
                 counts["lines"] += 1
@@ -144,33 +145,34 @@ def _write(folder: Path, files: Sequence[Path], model: Any, length: int, long: s
                         raise found
                     counts["skipped"] += 1
                     continue
-                row, marks = found
-                too_long = len(row) > length
-                counts["cut" if long == "cut" and any(marks[1:length]) else "dropped"] += too_long
-                if too_long and not (long == "cut" and any(marks[1:length])):
-                    continue
-                np.asarray(row[:length], np.int32).tofile(ids)
-                np.asarray(marks[:length], bool).tofile(counted)
-                starts.append(starts[-1] + min(len(row), length))
+                row, marks = (one[:length] for one in found)
+                if len(found[0]) > length:
+                    fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
+                    counts[fate] += 1
+                    if fate == "dropped":
+                        continue
+                np.asarray(row, np.int32).tofile(ids)
+                np.asarray(marks, bool).tofile(counted)
+                starts.append(starts[-1] + len(row))
     if len(starts) == 1:
         less = ", ".join(f"{n} {name}" for name, n in counts.items())
         raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
     np.save(folder / "starts.npy", np.asarray(starts, np.int64))
-    rule = ""
-    if model.chat_template is not None:
-        marked = chat.has_marks(model.chat_template)
-        rule = " (of messages by the template's " + ("generation marks)" if marked else "prefixes)")
-    (folder / "about.json").write_text(json.dumps({"counts": counts, "rule": rule}) + "\n", encoding="utf-8")
+    marked = model.chat_template is not None and chat.has_marks(model.chat_template)
+    rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
+    about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
+    (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """Where each line is, and its bytes."""
     for path in files:
         with path.open("rb") as file:
             for number, data in enumerate(file, 1):
                 yield f"line {number} of {path}", data
 
 
-def _encoded(model: Any, length: int, line: tuple[str, bytes]) -> Row | ValueError | None:
+def _encoded(model: Any, line: tuple[str, bytes]) -> Row | ValueError | None:
     """Ids of a line and which of them count, what is wrong with it, or None of a blank one."""
     where, data = line
     try:
@@ -188,16 +190,15 @@ def encoded(record: Mapping[str, Any], model: Any) -> Row:
     spec, words = model.token_spec, model.tokenizer
     kinds = [name for name in ("messages", "prompt", "text") if name in record]
     if len(kinds) != 1:
-        raise ValueError(
-            f'one of "messages", "prompt" and "text" is needed, not {" and ".join(kinds) or "none"}'
-        )
+        among = 'one of "messages", "prompt" and "text" is needed'
+        raise ValueError(f"{among}, and this line has {' and '.join(kinds) or 'none'}")
     if kinds == ["messages"]:
         if model.chat_template is None:
             raise ValueError('"messages" need a chat template, and the model has none')
         pieces, bos, stop = chat.answered(model, record["messages"]), None, ()
     else:
-        second = "response" if "response" in record else "answer"
-        names = kinds if kinds == ["text"] else ["prompt", second]
+        answer = "answer" if "answer" in record and "response" not in record else "response"
+        names = ["prompt", answer] if kinds == ["prompt"] else ["text"]
         for name in names:
             if not isinstance(record.get(name), str):
                 raise ValueError(f'"{name}" must be a string, not {record.get(name)!r:.40}')
@@ -206,15 +207,15 @@ def encoded(record: Mapping[str, Any], model: Any) -> Row:
     counted: list[bool] = []
     before = ""
     for text, counts in pieces:
-        added = words.encode_after(before, text)
-        if not before:
-            added = words.begun(added, bos)
-            counted += [False] * (len(added) > 0 and added[0] == bos)
-        ids += added
-        counted += [counts] * (len(ids) - len(counted))
-        before += text
-    ids += stop
-    counted += [True] * len(stop)
+        added = words.encode_after(before, text)  # as a model's own words follow a prompt that has been read
+        if not ids:
+            ids = words.begun([], bos)
+            added = words.begun(added, bos)[len(ids) :]
+            counted = [False] * len(ids)
+        ids, counted = ids + added, counted + [counts] * len(added)
+        before = text or before
+    if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
+        ids, counted = [*ids, *stop], counted + [True] * len(stop)
     if not any(counted[1:]):
         raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
     return ids, counted
@@ -247,18 +248,16 @@ class BatchMaker:
 
     examples: Examples
     seed: int
+    packed: bool
     buckets: tuple[Bucket, ...]
 
-    @functools.cached_property
+    @property
     def batches(self) -> int:
         """Batches of an epoch."""
         return sum(bucket.batches for bucket in self.buckets)
 
-    @functools.cached_property
-    def _plan(self) -> Any:
-        return functools.lru_cache(maxsize=2)(self._planned)
-
-    def _planned(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Bucket and rows of each batch of an epoch."""
         rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
         plan = []
@@ -274,11 +273,11 @@ class BatchMaker:
     def part(self, index: int, share: Share) -> Part:
         """Rows of batch `index`."""
         epoch, place = divmod(index, self.batches)
-        bucket, rows = self._plan(epoch)[place]
+        bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        kinds = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
-        kinds |= {"positions": np.int32, "segments": np.int32}
-        batch = {name: np.zeros((last - first, bucket.length), kind) for name, kind in kinds.items()}
+        shape, names = (last - first, bucket.length), ("tokens", "targets", "positions", "segments")
+        batch: Batch = {name: np.zeros(shape, np.int32) for name in names}
+        batch["weights"] = np.zeros(shape, np.float32)
         for i, row in enumerate(rows[first:last]):
             at = 0
             for number, example in enumerate(bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1):
@@ -287,14 +286,8 @@ class BatchMaker:
                 batch["tokens"][here], batch["targets"][here] = ids[:-1], ids[1:]
                 batch["weights"][here], batch["positions"][here] = counted[1:], np.arange(len(ids) - 1)
                 batch["segments"][here] = number
-        if not self.packed:
-            del batch["positions"], batch["segments"]
-        return Part(batch, first, bucket.rows)
-
-    @property
-    def packed(self) -> bool:
-        """Whether rows hold several examples."""
-        return any(len(bucket.members) >= len(bucket.bounds) for bucket in self.buckets)
+        kept = batch if self.packed else ("tokens", "targets", "weights")
+        return Part({name: batch[name] for name in kept}, first, bucket.rows)
 
 
 def example_batches(
@@ -309,13 +302,13 @@ def example_batches(
 ) -> Endless:
     """Batches without end, of every example once an epoch, in an order drawn for each epoch.
 
-    Bucketed rows hold one example each, in batches of a few lengths. Packed rows hold as many as fit, and which do is
-    the same in every epoch. `Endless.make.batches` is the number of batches of an epoch.
+    Bucketed rows hold one example each, in batches of a few lengths. Packed rows hold as many as fit, the same ones
+    in every epoch. `Endless.make.batches` is the number of batches of an epoch.
 
     Args:
       examples: the examples.
       seed: seed of the orders.
-      batch_tokens: most positions of a batch, padding included.
+      batch_tokens: most positions of a batch, padding included; at least one row.
       length: most positions of a row, T.
       packed: whether rows are packed; batches then have `positions` and `segments` [B, T], which count from 1.
       multiple: number that divides the rows of every batch, such as that of devices.
@@ -325,29 +318,24 @@ def example_batches(
       An iterator over {"tokens", "targets", "weights"} [B, T]; rows that a batch lacks have weights 0.
     """
     sizes = np.diff(examples.starts) - 1
+
+    def bucket(length: int, members: np.ndarray, counts: Any) -> Bucket:
+        most = max(batch_tokens // length // multiple, 1) * multiple
+        batches = -(-len(counts) // most)
+        rows = -(-len(counts) // (batches * multiple)) * multiple  # of the fullest batch
+        return Bucket(length, rows, batches, members, np.cumsum([0, *counts]))
+
     if packed:
         rows = pack(sizes, length)
-        members = np.concatenate([np.asarray(row, np.int64) for row in rows])
-        bounds = np.cumsum([0, *map(len, rows)])
-        buckets = [_bucket(length, members, bounds, batch_tokens, multiple)]
+        buckets = [bucket(length, np.concatenate(rows), [len(row) for row in rows])]
     else:
         lengths = bucket_lengths(sizes, length)
-        which, buckets = np.searchsorted(lengths, sizes), []
-        for number in np.unique(which):
-            members = np.flatnonzero(which == number)
-            bounds = np.arange(len(members) + 1)
-            buckets.append(_bucket(lengths[number], members, bounds, batch_tokens, multiple))
+        which = np.searchsorted(lengths, sizes)
+        groups = [(lengths[i], np.flatnonzero(which == i)) for i in np.unique(which)]
+        buckets = [bucket(length, group, np.ones_like(group)) for length, group in groups]
     told = [examples.digest, seed, batch_tokens, length, packed, multiple]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    return Endless(BatchMaker(examples, seed, tuple(buckets)), prefetch, digest)
-
-
-def _bucket(length: int, members: Any, bounds: Any, batch_tokens: int, multiple: int) -> Bucket:
-    count = len(bounds) - 1
-    most = max(batch_tokens // length // multiple, 1) * multiple
-    batches = -(-count // most)
-    rows = -(-count // (batches * multiple)) * multiple  # no more than the fullest batch has
-    return Bucket(length, rows, batches, members, bounds)
+    return Endless(BatchMaker(examples, seed, packed, tuple(buckets)), prefetch, digest)
 
 
 def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:

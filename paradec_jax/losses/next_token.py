@@ -31,8 +31,7 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
         del frozen, key
         tokens = batch["tokens"]
         if "segments" in batch:
-            segments = batch["segments"]
-            mask = masks.causal(tokens.shape[1]) & (segments[:, :, None] == segments[:, None])
+            mask = masks.segments(batch["segments"])
             hidden = network.forward(params, tokens, batch["positions"], mask=mask).hidden
         else:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

@@ -37,6 +37,11 @@ def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
     return (row[:, None] == row) & causal(rows * width)
 
 
+def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
+    """Packed rows: causal within a segment, and no segment sees another (segments 1, 1, 2, 2 drawn as above)."""
+    return (of[:, :, None] == of[:, None]) & causal(of.shape[1])
+
+
 def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
     """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4 drawn).
 

@@ -32,7 +32,7 @@ class Forecast(Hook):
         self._done = False
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._done or "step_s" not in values:
+        if self._done or "step_s" not in values or step == self.run.steps:
             return
         self._done = True
         left = datetime.timedelta(seconds=round((self.run.steps - step) * values["step_s"]))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from paradec_jax import store
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
 from paradec_jax.families import matrix_axes
-from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.io import atomic_write_text
 from paradec_jax.lora import SCALE, init_lora, merge
 from paradec_jax.model import Model
 from paradec_jax.models.work import Flops
@@ -29,6 +29,11 @@ from paradec_jax.sharding.mesh import on
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, adamw, fit, make_train_step, muon
 
+BOUNDS = {
+    **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
+    **dict.fromkeys(("minutes", "epochs"), (0, math.inf)),
+    **dict.fromkeys(("warmup", "cooldown"), (0, 1)),
+}
 LENGTH = 1024  # positions of the longest row where nothing is given
 MAY_DIFFER = (
     "out",
@@ -64,7 +69,8 @@ class Run:
       optimizer: adamw or muon.
       adam_learning_rate: peak for what is no matrix, with muon.
       weight_decay: decoupled decay.
-      warmup, cooldown: shares of the updates in which the rate climbs and falls.
+      warmup: share of the updates in which the rate climbs.
+      cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
       layers: share of the layers that train, the upper ones; below 1 embedding and output matrix stay too.
       lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
@@ -109,24 +115,6 @@ class Run:
     cluster: Cluster = Cluster()  # noqa: RUF009
 
 
-class RecipeOf(Protocol):
-    """An objective: its options are fields, its docstring is the command's help.
-
-    Attributes:
-      families: families of models that it trains.
-    """
-
-    families: ClassVar[tuple[str, ...]]
-
-    def train(self, job: "Job") -> Model:
-        """The trained model."""
-        ...
-
-    def held_out(self, job: "Job", model: Model) -> Mapping[str, float]:
-        """Numbers of a model on `job.held_out`, by name; asked before and after."""
-        ...
-
-
 class Stopped(SystemExit):
     """A call that ended before its run: code 0, and the same command goes on."""
 
@@ -163,11 +151,11 @@ class Job:
         length = length_of(run, self.model)
         return example_batches(examples, batch_tokens=run.batch_tokens, length=length, **told)
 
-    def updates(self, data: Endless) -> int:
+    def updates(self, data: Any) -> int:
         """Updates of a run over these batches."""
         if self.run.updates is not None:
             return self.run.updates
-        return max(math.ceil(self.run.epochs * data.make.batches), 1)  # type: ignore[attr-defined]
+        return max(math.ceil(self.run.epochs * data.make.batches), 1)
 
     def fit(
         self,
@@ -189,7 +177,7 @@ class Job:
           data: batches.
           updates: length of the part.
           frozen: what the loss needs and does not train.
-          flops: operations of an update, for the log.
+          flops: operations of an update in which all parameters train, for the log.
 
         Raises:
           Stopped: the time is over before the part is done.
@@ -211,7 +199,7 @@ class Job:
             ema_decay=run.ema,
             accumulate=run.accumulate,
         )
-        log = Log(folder, every=20, flops=flops)
+        log = Log(folder, every=20, flops=None if kept else flops)
         saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
         hooks = [log, Forecast(), saves, Limit(self.until), Preempt()]
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
@@ -230,9 +218,9 @@ class Job:
     def means(self, loss: Objective, model: Model) -> dict[str, float]:
         """The loss and its metrics over the held-out examples, each once."""
         assert self.held_out is not None
-        data = self.batches(self.held_out, packed=False, seed=0, prefetch=0)
+        data: Any = self.batches(self.held_out, packed=False, seed=0, prefetch=0)
         sums, total = jax.jit(loss.sums), None
-        for _ in range(data.make.batches):  # type: ignore[attr-defined]
+        for _ in range(data.make.batches):
             with on(self.mesh):
                 found = sums(model.params, None, batch_on(self.mesh, next(data)), jax.random.key(0))
             total = found if total is None else jax.tree.map(jnp.add, total, found)
@@ -309,7 +297,7 @@ def in_training(model: Model, run: Run) -> Model:
     return dataclasses.replace(model, config=config, params=params)
 
 
-def train(objective: RecipeOf, run: Run) -> None:
+def train(objective: Any, run: Run) -> None:
     """Runs an objective: claims the folder, reads the data, trains, and writes the model and what it is worth.
 
     Raises:
@@ -318,6 +306,10 @@ def train(objective: RecipeOf, run: Run) -> None:
       Stopped, Preempted: the call ends before its run.
     """
     begun = time.monotonic()
+    for option, (least, most) in BOUNDS.items():
+        value = getattr(run, option)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{option} must be from {least} to {most}, not {value}")
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
     folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
@@ -337,11 +329,10 @@ def train(objective: RecipeOf, run: Run) -> None:
         return read_examples(source, model, folder=folder / "data", **told)
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
-    by_first("data", lambda: [say(f"{source}: {read(source)}") for source in sources])
+    by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *rest = map(read, sources)
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
-    before = measured(job, objective)
     after = objective.train(job)
     config = dataclasses.replace(after.config, dtype=own.dtype, param_dtype=own.param_dtype, remat=own.remat)
     params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), after.params))
@@ -352,22 +343,8 @@ def train(objective: RecipeOf, run: Run) -> None:
         adapter = gathered(job.adapters[-1][0])
         by_first("adapter", lambda: write(folder / "adapter", own, adapter, SCALE, run.model))
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
-    numbers = {} if job.held_out is None else dict(objective.held_out(job, after))
-    by_first("end", lambda: finish(folder, examples, before, numbers))
-
-
-def measured(job: Job, objective: RecipeOf) -> dict[str, float]:
-    """Held-out numbers of the model where the run starts, which FOLDER/before.json keeps."""
-    if job.held_out is None:
-        return {}
-    path = job.folder / "before.json"
-    kept = read_object(path) if path.exists() else {}
-    if kept.get("digest") == job.held_out.digest:
-        return kept["numbers"]
-    numbers = dict(objective.held_out(job, job.model))
-    text = json.dumps({"digest": job.held_out.digest, "numbers": numbers}) + "\n"
-    by_first("before", lambda: atomic_write_text(path, text))
-    return numbers
+    both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
+    by_first("end", lambda: finish(folder, examples, *(both or ({}, {}))))
 
 
 def finish(folder: Path, examples: Examples, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -382,8 +359,3 @@ def finish(folder: Path, examples: Examples, before: Mapping[str, float], after:
         pairs = (f"{name} {before[name]:.4g} before, {after[name]:.4g} after" for name in after)
         print(f"held out: {'; '.join(pairs)}")
     print(f"the model is {folder / 'model'}", flush=True)
-
-
-def say(text: str) -> None:
-    """Prints a line at once."""
-    print(text, flush=True)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from paradec_jax.losses import next_token_loss
 from paradec_jax.model import Model
+from paradec_jax.models import batch_flops
 from paradec_jax.recipes.run import Job
 
 
@@ -14,11 +15,10 @@ class Sft:
     """Finetunes a causal model on its data: the cross-entropy of the next token.
 
     Attributes:
-      chunk: positions whose scores are made at a time, so that those of a whole batch never lie in memory; all when
-        None.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
     """
 
-    chunk: int | None = None
+    chunk: int | None = 256
 
     families: ClassVar[tuple[str, ...]] = ("causal",)
 
@@ -26,7 +26,8 @@ class Sft:
         """One part: as many updates as the run has."""
         data = job.batches(job.examples)
         loss = next_token_loss(job.model.network, chunk=self.chunk)
-        return job.fit("sft", job.model, loss, data, updates=job.updates(data))
+        flops = batch_flops(job.model.network)
+        return job.fit("sft", job.model, loss, data, updates=job.updates(data), flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Loss in nats a token, and the share of tokens that the model would have chosen."""
