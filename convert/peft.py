@@ -31,15 +31,9 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
 KNOWN = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "inference_mode"}
-KNOWN |= {
-    "task_type",
-    "base_model_name_or_path",
-    "revision",
-    "peft_version",
-    "auto_mapping",
-    "target_modules",
-}
-KNOWN |= {"exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size"}
+KNOWN |= {"task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
+KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
+KNOWN |= {"megatron_core", "qalora_group_size"}
 
 
 def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> dict[str, Any]:
@@ -85,10 +79,9 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
     """Writes an adapter of `lora.init_lora`, in the place of one that is there, whole or not at all.
 
     Args:
-      folder: path of the folder.
-      config: of the model.
+      folder, config: path of the folder; shape of the model.
       adapter, scale: as of `lora.merge`.
-      base: name of the model that the adapter changes.
+      base: name of the model.
     """
     leaves, tensors, ranks = flatten_dict(adapter, sep="/"), {}, {}
     axes, modules = _modules(config)

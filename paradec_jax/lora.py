@@ -23,7 +23,7 @@ from jaxtyping import Array
 from paradec_jax.disk.tensors import Lazy
 
 LORA_A, LORA_B = "lora_a", "lora_b"
-SCALE = 2.0  # s of training: alpha = 2 r
+SCALE = 2.0  # s of training, alpha = 2 r; of an adapter that was read, B has it already
 
 Axes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -63,12 +63,12 @@ def init_lora(params: Mapping[str, Any], axes: Axes, rank: int, key: Array) -> d
     return adapter
 
 
-def merge(params: Mapping[str, Any], adapter: Mapping[str, Any], scale: float = SCALE) -> dict[str, Any]:
+def merge(params: Mapping[str, Any], adapter: Mapping[str, Any], scale: float) -> dict[str, Any]:
     """The parameters with W + s B A in the place of each W that the adapter names, summed in float32.
 
-    Training differentiates through it: `loss(merge(frozen, adapter), ...)` has gradients towards A and B. A sum takes
-    the dtype of its W; bfloat16 rounds away what changes a number by less than 1/512. That of a `Lazy` parameter is
-    made when it is read, and stays float32 for the reader to round, once.
+    Training differentiates through it: `loss(merge(frozen, adapter, SCALE), ...)` has gradients towards A and B. A
+    sum takes the dtype of its W; bfloat16 rounds away what changes a number by less than 1/512. That of a `Lazy`
+    parameter is made when it is read, and stays float32 for the reader to round, once.
     """
 
     def merged(weight: Any, changes: Mapping[str, Any]) -> Any:

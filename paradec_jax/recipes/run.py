@@ -172,7 +172,7 @@ class Job:
 
         Args:
           part: name of the part; its folder.
-          model: where it starts.
+          model: where it starts; with LoRA a later part goes on with the adapter of the one before.
           loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
           data: batches.
           updates: length of the part.
@@ -255,7 +255,7 @@ def join(trained: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
 
 def adapted(adapter: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters, of an adapter that trains and whole parameters that stay."""
-    return merge(kept, adapter)
+    return merge(kept, adapter, SCALE)
 
 
 def joined(loss: Objective, join: Any) -> Objective:

@@ -86,7 +86,7 @@ def test_training_begins_where_the_model_is(tmp_path):
     model, tokens = make_model("llama"), jnp.arange(6)[None]
 
     def loss(adapter, params):
-        output = model.network.forward(merge(params, adapter), tokens, tokens)
+        output = model.network.forward(merge(params, adapter, SCALE), tokens, tokens)
         return model.network.logits(params, output.hidden).var()
 
     upper = {"layer_1": model.params["layer_1"]}
