@@ -32,7 +32,7 @@ from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, adamw, fit, 
 BOUNDS = {
     **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
     **dict.fromkeys(("minutes", "epochs"), (0, math.inf)),
-    **dict.fromkeys(("warmup", "cooldown"), (0, 1)),
+    **dict.fromkeys(("warmup", "cooldown", "layers"), (0, 1)),
 }
 LENGTH = 1024  # positions of the longest row where nothing is given
 MAY_DIFFER = (
@@ -72,7 +72,7 @@ class Run:
       warmup: share of the updates in which the rate climbs.
       cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
-      layers: share of the layers that train, the upper ones; below 1 embedding and output matrix stay too.
+      layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
       lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
         `adapter`, in PEFT's layout, beside the merged `model`.
       precision: of parameters and activations; mixed has parameters in float32. The model is written as it was read.
@@ -233,15 +233,15 @@ def split(model: Model, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters that train, and those that stay: below the upper layers, and of the vocabulary.
 
     Raises:
-      ValueError: a share that is none, or of a model whose layers are not in one row.
+      ValueError: a share below 1 of a model whose layers are not in one row.
     """
     params = dict(model.params)
     if share == 1:
         return params, {}
     count = getattr(model.config, "layers", 0)
-    if not 0 < share < 1 or not count:
+    if not count:
         raise ValueError(
-            f"layers must be a share in (0, 1] of a model with layers, not {share} of {model.family}"
+            f"layers are no option of a model of {model.family}, whose layers are not in one row"
         )
     upper = {f"layer_{i}" for i in range(count - max(round(share * count), 1), count)}
     trained = {name for name in params if name in upper or name.startswith("final")}
@@ -298,7 +298,7 @@ def in_training(model: Model, run: Run) -> Model:
 
 
 def train(objective: Any, run: Run) -> None:
-    """Runs an objective: claims the folder, reads the data, trains, and writes the model and what it is worth.
+    """Runs an objective: reads the data, claims the folder, trains, and writes the model and what it is worth.
 
     Raises:
       ValueError, OSError: options, data or a folder that do not fit; one sentence.
@@ -319,8 +319,6 @@ def train(objective: Any, run: Run) -> None:
     if stored.family not in objective.families:
         suited = " and ".join(objective.families)
         raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
-    options = {k: v for k, v in dataclasses.asdict(run).items() if k not in MAY_DIFFER}
-    claim(folder, {"objective": name, **dataclasses.asdict(objective), **options}, run.allow)  # type: ignore
     model, own = in_training(stored, run), stored.config
     del stored
 
@@ -331,6 +329,8 @@ def train(objective: Any, run: Run) -> None:
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *rest = map(read, sources)
+    options = {k: v for k, v in dataclasses.asdict(run).items() if k not in MAY_DIFFER}
+    claim(folder, {"objective": name, **dataclasses.asdict(objective), **options}, run.allow)  # type: ignore
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
     after = objective.train(job)

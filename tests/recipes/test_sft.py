@@ -99,7 +99,7 @@ def test_upper_layers_packed_rows_and_an_average(source, tmp_path):
 REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
-    (("--layers", 0), "layers must be a share in (0, 1]"),
+    (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
     (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
     (("--out", "WHOLE"), "was begun with other seed: choose another folder"),
