@@ -105,9 +105,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(PEERS)/.installed: $(STAMP)
-	@echo "== installing torch, transformers and lm-eval in $(PEERS) (once; some minutes)"
+	@echo "== installing torch, transformers, peft and lm-eval in $(PEERS) (once; some minutes)"
 	@$(BIN)/python -m venv $(PEERS)
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,peers]' || \
 	  { echo "pip could not install the packages; see its message above." >&2; exit 1; }
-	@$(PEERS)/bin/python -c 'import lm_eval, torch, transformers'
+	@$(PEERS)/bin/python -c 'import lm_eval, peft, torch, transformers'
 	@touch $@

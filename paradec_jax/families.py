@@ -302,5 +302,5 @@ def logical_axes(config: Shape, params: Any) -> Any:
 
 
 def matrix_axes(config: Shape) -> dict[str, Any]:
-    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-    return axes.matrix_axes(_record_of(config).network.table)
+    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an adapter's too."""
+    return axes.matrix_axes({**_record_of(config).network.table, **axes.ADAPTER})

@@ -28,6 +28,7 @@ from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import RESIDUAL_HEAD, family_named, parameter_shapes
 from paradec_jax.io import read_object
+from paradec_jax.lora import merge
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
@@ -86,6 +87,7 @@ def load(
     dtype: str | None = None,
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
 
@@ -98,9 +100,11 @@ def load(
       allow_nonfinite: whether parameters may be NaN or infinite.
       mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
         own devices hold. The default device when None.
+      adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
 
     Raises:
-      StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted.
+      StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted;
+        when the adapter is of another model, or not plain LoRA.
       ValueError: a mesh with Explicit axes.
     """
     if dtype is not None and dtype not in PARAM_DTYPES:
@@ -121,9 +125,15 @@ def load(
         return dataclasses.replace(part, config=dataclasses.replace(part.config, **kinds), params=params)
 
     with _reading(source, dtype, allow_nonfinite) as stored:
+        if adapter is not None:
+            from paradec_jax.convert.peft import read
+
+            changes = read(Path(adapter), stored.config, allow_nonfinite)
+            stored = dataclasses.replace(stored, params=merge(stored.params, changes, 1.0))
         model = placed(stored)
         head = None if stored.head is None else placed(stored.head)
-    if head is not None and model.config != stored.config:  # rounded numbers, so another fingerprint
+    if head is not None and (adapter is not None or model.config != stored.config):
+        # The network has other numbers than in its folder, so another fingerprint.
         head = dataclasses.replace(head, backbone=None)
     return dataclasses.replace(model, head=head)
 

@@ -42,6 +42,7 @@ class Text:
         conversation.
       model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision];
         by default a bundled model that suits the decoder.
+      adapter: folder of a LoRA adapter in PEFT's layout, for that model.
       question: put the prompt into the form of the word problems.
       chat: answer the prompt as a message, or hold a conversation where there is none.
       system: what the model is told before the first message of --chat.
@@ -59,6 +60,7 @@ class Text:
 
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
     model: Annotated[str | None, arg(metavar="SOURCE")] = None
+    adapter: Annotated[str | None, arg(metavar="FOLDER")] = None
     question: Flag = False
     chat: Flag = False
     system: str | None = None
@@ -122,7 +124,7 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     text.check()
     talk = text.chat and not text.prompt
     prompt = "" if talk else text.read()
-    model = store.load(_model_for(name) if text.model is None else text.model)
+    model = store.load(_model_for(name) if text.model is None else text.model, adapter=text.adapter)
     settings = [_choose(model.family, name, options)]
     if text.beside:
         settings.append(_choose(model.family, *second_decoder(text.beside)))

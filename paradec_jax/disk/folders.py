@@ -14,6 +14,7 @@ CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some w
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
 CHAT_TEMPLATE = "chat_template.jinja"
+ADAPTER_CONFIG = "adapter_config.json"
 TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
 WEIGHTS = ["model*.safetensors", "network*.safetensors", "residual_head*.safetensors"]
 OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others
@@ -31,8 +32,8 @@ def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
     it goes with the next write.
 
     Raises:
-      StoreError: a folder that is not empty, unless it holds a config.json and `overwrite` is set; or another process
-        is writing the same folder.
+      StoreError: a folder that is not empty, unless `overwrite` is set and it holds the config of a model or of an
+        adapter; or another process is writing the same folder.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise StoreError(f"{folder} exists and is not a model folder, so it is not overwritten")
 
 

@@ -17,6 +17,7 @@ from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
 from paradec_jax.families import matrix_axes
 from paradec_jax.io import atomic_write_text
+from paradec_jax.lora import SCALE, init_lora, merge
 from paradec_jax.model import Model
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
@@ -66,6 +67,8 @@ class Run:
       cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
       layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
+      lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
+        `adapter`, in PEFT's layout, beside the merged `model`.
       precision: of parameters and activations; mixed has parameters in float32. The model is written as it was read.
       products: jax's precision of products, such as BF16_BF16_F32.
       remat: what a backward pass computes anew, as of the model's config.
@@ -95,6 +98,7 @@ class Run:
     cooldown: float = 0.5
     ema: float | None = None
     layers: float = 1.0
+    lora: int | None = None
     precision: Literal["float32", "mixed", "bfloat16"] = "float32"
     products: str | None = None
     remat: str = "none"
@@ -121,6 +125,7 @@ class Job:
       held_out: what the model is measured on, or None.
       mesh: devices, or None for one.
       until: when the call is to end, in seconds of `time.monotonic`; infinity for never.
+      adapters: with LoRA, after each part the adapter, and the parameters that it changes: those of the first part.
     """
 
     run: Run
@@ -130,6 +135,7 @@ class Job:
     held_out: Examples | None
     mesh: jax.sharding.Mesh | None
     until: float
+    adapters: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
 
     def batches(self, examples: Examples, **options: Any) -> Endless:
         """Batches of examples as the run wants them."""
@@ -164,7 +170,7 @@ class Job:
 
         Args:
           part: name of the part; its folder.
-          model: where it starts.
+          model: where it starts; with LoRA a later part goes on with the adapter of the one before.
           loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
           data: batches.
           updates: length of the part.
@@ -176,11 +182,16 @@ class Job:
         """
         run, folder = self.run, self.folder / part
         trained, kept = split(model, run.layers)
+        whole = join
+        if run.lora is not None:
+            whole, draws = adapted, jax.random.fold_in(jax.random.key(run.seed), 2)
+            fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
+            trained, kept = self.adapters[-1] if self.adapters else (fresh, model.params)
         optimizer = optimizer_of(run, model, updates)
         key = jax.random.fold_in(jax.random.key(run.seed), 1)
         state = TrainState.create(trained, optimizer, key, ema=run.ema is not None, mesh=self.mesh)
         step = make_train_step(
-            loss if not kept else joined(loss),
+            loss if not kept else joined(loss, whole),
             optimizer,
             frozen=frozen if not kept else {"kept": kept, "given": frozen},
             ema_decay=run.ema,
@@ -198,7 +209,9 @@ class Job:
         after = state.params
         if state.ema is not None:
             after = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
-        return dataclasses.replace(model, params=join(after, kept))
+        if run.lora is not None:
+            self.adapters.append((after, kept))
+        return dataclasses.replace(model, params=whole(after, kept))
 
     def means(self, loss: Objective, model: Model) -> dict[str, float]:
         """The loss and its metrics over the held-out examples, each once."""
@@ -238,7 +251,12 @@ def join(trained: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **trained}
 
 
-def joined(loss: Objective) -> Objective:
+def adapted(adapter: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters, of an adapter that trains and whole parameters that stay."""
+    return merge(kept, adapter, SCALE)
+
+
+def joined(loss: Objective, join: Any) -> Objective:
     """The loss as one of the parameters that train; `frozen` has the others as `kept` beside its own, `given`."""
 
     def sums(trained: Any, frozen: Any, batch: Any, key: Any) -> Any:
@@ -317,6 +335,11 @@ def train(objective: Any, run: Run) -> None:
     config = dataclasses.replace(after.config, dtype=own.dtype, param_dtype=own.param_dtype, remat=own.remat)
     params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), after.params))
     model = dataclasses.replace(after, config=config, params=params)
+    if job.adapters:
+        from paradec_jax.convert.peft import write  # which other runs do not wait for
+
+        adapter = gathered(job.adapters[-1][0])
+        by_first("adapter", lambda: write(folder / "adapter", own, adapter, SCALE, run.model))
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
     both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
     by_first("end", lambda: finish(folder, examples, *(both or ({}, {}))))

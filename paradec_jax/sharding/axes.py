@@ -100,7 +100,12 @@ PREPARED: dict[str, Axes] = {
     r"/constants$": Axes(("six_vectors", "embed")),
     r"^final_constants$": Axes(("two_vectors", "embed")),
 }
-EVERY: dict[str, Axes] = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED
+# What is trained in the place of matrices (`lora`): A [r, in] and B [out, r], whole on every device.
+ADAPTER: dict[str, Axes] = {
+    r"/lora_a$": Axes(("rank", "inputs"), ("inputs",), ("rank",)),
+    r"/lora_b$": Axes(("outputs", "rank"), ("rank",), ("outputs",)),
+}
+EVERY: dict[str, Axes] = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
 
 
 def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:

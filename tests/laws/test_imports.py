@@ -28,6 +28,7 @@ ALLOWED = {
     "config": set(),
     "convert": set(),  # says where the converters of a checkout lie
     "facts": set(),
+    "lora": {"disk"},
     "io": set(),
     "objective": set(),
     "stop_strings": {"config", "tokenizer"},
@@ -76,7 +77,7 @@ TOP = {
 MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}
 # The one file that reads pickles, with stand-ins for every name in them.
 READS_PICKLES = ROOT / "convert" / "torch_files.py"
-KNOW_CONVERTERS = [ROOT / PACKAGE / "store.py", ROOT / PACKAGE / "cli" / "__init__.py"]
+KNOW_CONVERTERS = [ROOT / PACKAGE / name for name in ("store.py", "cli/__init__.py", "recipes/run.py")]
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 
@@ -132,7 +133,7 @@ def test_direction(path):
 
 # What a folder outside of the package may import of `experiments` and of the package; None for all of it.
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
-    "convert": (set(), {"chat", "config", "convert", "disk", "io", "model", "models", "tokenizer"}),
+    "convert": (set(), {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "tokenizer"}),
     "experiments/replicas": ({"replicas"}, {"config", "decode", "losses", "nn", "noise"}),
     "experiments/decoders": ({"decoders"}, None),
     "experiments/common": ({"common", "tasks"}, None),

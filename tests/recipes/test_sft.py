@@ -145,3 +145,20 @@ def test_two_processes_have_the_losses_of_one(source, tmp_path):
         lines = [json.loads(line) for line in (tmp_path / count / "metrics.jsonl").read_text().splitlines()]
         losses.append([lines[0]["loss"], lines[-1]["before"]["loss"], lines[-1]["after"]["loss"]])
     assert np.allclose(*losses, rtol=1e-5)
+
+
+def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):
+    """Also where the call ended after its first update and went on; of the upper half of the layers."""
+    options = ("--lora", 2, "--layers", 0.5)
+    with pytest.raises(SystemExit):
+        main(words(source, tmp_path, "--minutes", 0, *options, updates=3))
+    assert main(words(source, tmp_path, *options, updates=3)) == 0
+    assert main(words(source, tmp_path / "whole", *options, updates=3)) == 0
+    assert weights(tmp_path) == weights(tmp_path / "whole")
+    start, trained = pd.load(source / "llama").params, pd.load(tmp_path / "model").params
+    same = jax.tree.map(np.array_equal, dict(start), dict(trained))
+    assert not any(jax.tree.leaves(same.pop("layer_1")["mlp"])) and all(jax.tree.leaves(same))
+    merged = pd.load(source / "llama", adapter=tmp_path / "adapter").params
+    for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(trained), strict=True):
+        assert a.dtype == b.dtype == "bfloat16"
+        np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=2**-7, atol=1e-6)

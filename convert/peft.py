@@ -1,0 +1,142 @@
+"""Adapters in folders of PEFT: adapter_config.json, and adapter_model.safetensors with two tensors a module.
+
+`base_model.model.MODULE.lora_A.weight` is [r, in] and `.lora_B.weight` [out, r], where MODULE.weight [out, in] is a
+tensor of the model's Hugging Face folder. Where that feeds several parameters, each has all of A and its own rows of
+B; written, the module has their A one below the other, and in B the zeros that keep them apart.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax.config import ModelConfig
+from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
+from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
+from paradec_jax.lora import LORA_A, LORA_B
+
+from . import huginn, mdlm, qwen2, sdar, weights
+from .engine import ConvertError, Row, Source, check_tensors, read_json
+from .fields import matches, write_json
+
+TABLES: dict[str, Any] = {one.FAMILY: one.table for one in (huginn, mdlm, qwen2)} | {sdar.FAMILY: qwen2.table}
+STEM, HOLDER = "adapter_model", "base_model.model."
+PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # others begin with a change of W
+}
+# Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
+KNOWN = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "inference_mode"}
+KNOWN |= {"task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
+KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
+KNOWN |= {"megatron_core", "qalora_group_size"}
+
+
+def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> dict[str, Any]:
+    """An adapter as of `lora.init_lora`, in float32, its B multiplied by the scale.
+
+    Raises:
+      ConvertError: one that is more than plain LoRA, or of another model than that of the config.
+      StoreError: numbers that are NaN or infinite.
+    """
+    fields = read_json(folder / ADAPTER_CONFIG)
+    for name, value in fields.items():
+        if value not in PLAIN[name] if name in PLAIN else value and name not in KNOWN:
+            raise ConvertError(
+                f"field {name} of {folder / ADAPTER_CONFIG} is {value!r}, but only plain LoRA is read"
+            )
+    rename = mdlm.plain_name if config.family == mdlm.FAMILY else weights.plain_name
+    stored = open_tensors(folder / f"{STEM}.safetensors")
+    tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
+    if not allow_nonfinite:
+        tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
+    axes, modules = _modules(config)
+    shapes, adapter = {}, {}
+    for module, rows in modules.items():
+        a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+        if a in tensors or b in tensors:
+            rank, scale = _rank_and_scale(fields, module)
+            out, wide = rows[0][1].stored_shape(axes)
+            shapes |= {a: (rank, wide), b: (out, rank)}
+            for path, row in rows:
+                adapter |= {f"{path}/{LORA_A}": (a, (), 1.0), f"{path}/{LORA_B}": (b, row.share(axes), scale)}
+    try:
+        check_tensors(Source(folder, tensors), shapes, {})
+    except ConvertError as error:
+        raise ConvertError(f"{folder} is no adapter of this model: {error}") from error
+    parts = {
+        path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
+        for path, (name, share, scale) in adapter.items()
+    }
+    return unflatten_dict(parts, sep="/")
+
+
+def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: float, base: str) -> None:
+    """Writes an adapter of `lora.init_lora`, in the place of one that is there, whole or not at all.
+
+    Args:
+      folder, config: path of the folder; shape of the model.
+      adapter, scale: as of `lora.merge`.
+      base: name of the model.
+    """
+    leaves, tensors, ranks = flatten_dict(adapter, sep="/"), {}, {}
+    axes, modules = _modules(config)
+    prefix = HOLDER + (mdlm.PREFIX if config.family == mdlm.FAMILY else "")
+    for module, rows in modules.items():
+        here = [(path, row) for path, row in rows if f"{path}/{LORA_A}" in leaves]
+        if here:
+            a, at = np.concatenate([leaves[f"{path}/{LORA_A}"] for path, _ in here]), 0
+            b = np.zeros((here[0][1].stored_shape(axes)[0], len(a)), a.dtype)
+            for path, row in here:
+                own = leaves[f"{path}/{LORA_B}"]
+                b[row.share(axes), at : at + own.shape[1]] = own
+                at += own.shape[1]
+            tensors |= {f"{prefix}{module}.lora_A.weight": a, f"{prefix}{module}.lora_B.weight": b}
+            ranks[module] = len(a)
+    kinds = {module: module.rpartition(".")[2] for module in modules}
+    whole = all(module in ranks for module in modules if kinds[module] in {kinds[one] for one in ranks})
+    rank = min(ranks.values())
+    more = {kinds[module]: n for module, n in ranks.items() if n != rank}
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if config.family == qwen2.FAMILY else None,
+        "base_model_name_or_path": base,
+        "target_modules": sorted({kinds[module] if whole else module for module in ranks}),
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "rank_pattern": more,
+        "alpha_pattern": {kind: scale * n for kind, n in more.items()},
+    }
+    with staged(folder, overwrite=True) as temporary:
+        write_tensors(temporary, STEM, tensors)
+        write_json(temporary / ADAPTER_CONFIG, fields)
+
+
+def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:
+    """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a part of it."""
+    axes, rows = TABLES[config.family](config)
+    modules: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        stored, ours = row.pattern.split(" -> ")
+        sides = re.findall(r"[^ ()][^()]*(?=\))|[^ ()]+", stored)
+        if len(sides) == 2 and ours == f"{sides[1]} {sides[0]}":
+            for path, name in row.each():
+                modules.setdefault(name.removesuffix(".weight"), []).append((path, row))
+    return axes, modules
+
+
+def _rank_and_scale(fields: Mapping[str, Any], module: str) -> tuple[int, float]:
+    """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
+    found = []
+    for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", float)):
+        ends = (fields.get(pattern) or {}).items()
+        value = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
+        if not matches(value, kind) or value <= 0:
+            raise ConvertError(f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r}")
+        found.append(value)
+    rank, alpha = found
+    return rank, alpha / (rank**0.5 if fields.get("use_rslora") else rank)

@@ -1,0 +1,193 @@
+"""Adapters: merged equals unmerged, PEFT's layout both ways, and what is refused."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exports import edit, exported, make_model
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file, save_file
+
+import paradec_jax as pd
+from paradec_jax.cli import main
+from paradec_jax.convert import engine, peft
+from paradec_jax.families import matrix_axes
+from paradec_jax.lora import init_lora, merge
+from paradec_jax.store import StoreError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RANK, SCALE = 3, 2.5
+
+
+def drawn(model: pd.Model, params=None) -> dict:
+    """An adapter whose B is not zero."""
+    key, rng = jax.random.key(0), np.random.default_rng(1)
+    adapter = init_lora(params or model.params, matrix_axes(model.config), RANK, key)
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), adapter)
+
+
+def written(model: pd.Model, root: Path, params=None) -> Path:
+    """The adapter in a folder, beside the model in another."""
+    pd.save(root / "model", model)
+    peft.write(root / "adapter", model.config, drawn(model, params), SCALE, "org/name")
+    return root / "adapter"
+
+
+def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
+    """Weights by the names of the Hugging Face folder."""
+    axes, rows = peft.TABLES[model.family](model.config)
+    tensors = engine.export_tree(model.params, rows, axes)
+    return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
+def test_merged_is_unmerged_in_their_layout(name, tmp_path):
+    """W + s B A with what the folder holds, of every module: the parameters joined in training, and those loaded."""
+    model = make_model(name)
+    folder = written(model, tmp_path)
+    fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+    want = hugging_face(model)
+    for key in (key for key in tensors if key.endswith("lora_A.weight")):
+        module = key.removesuffix(".lora_A.weight").removeprefix(peft.HOLDER).removeprefix("backbone.")
+        kind = module.rpartition(".")[2]
+        rank = fields["rank_pattern"].get(kind, fields["r"])
+        alpha = fields["alpha_pattern"].get(kind, fields["lora_alpha"])
+        a, b = (tensors[key.replace("lora_A", side)].astype(np.float64) for side in ("lora_A", "lora_B"))
+        assert {kind, module} & {*fields["target_modules"]} and len(a) == rank
+        want[f"{module}.weight"] = want[f"{module}.weight"] + alpha / rank * b @ a
+    assert sum(np.any(want[key] != value) for key, value in hugging_face(model).items()) == len(tensors) // 2
+    joined = dataclasses.replace(model, params=jax.jit(merge)(model.params, drawn(model), SCALE))
+    loaded = pd.load(tmp_path / "model", adapter=folder)
+    for merged in (joined, loaded):
+        for key, value in hugging_face(merged).items():
+            close = {"rtol": 2**-8 if "bfloat16" in name else 1e-5, "atol": 1e-5}
+            np.testing.assert_allclose(value, want[key], err_msg=key, **close)
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype, loaded.params, dict(model.params))
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_checkpoint_rounds_once(tmp_path):
+    """A bfloat16 checkpoint read in float32 keeps small changes, on a mesh too."""
+    folder = written(make_model("qwen2 untied bfloat16"), tmp_path)
+    wide = pd.load(tmp_path / "model", dtype="float32", adapter=folder, mesh=pd.make_mesh()).params
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide)
+    loaded = pd.load(tmp_path / "model", adapter=folder).params
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, narrow, loaded)))
+    assert not all(jax.tree.leaves(jax.tree.map(np.array_equal, narrow, wide)))
+
+
+def test_training_begins_where_the_model_is(tmp_path):
+    """B = 0 changes nothing and has the only gradients; an adapter of one layer is written by full names."""
+    model, tokens = make_model("llama"), jnp.arange(6)[None]
+
+    def loss(adapter, params):
+        output = model.network.forward(merge(params, adapter, SCALE), tokens, tokens)
+        return model.network.logits(params, output.hidden).var()
+
+    upper = {"layer_1": model.params["layer_1"]}
+    adapter = init_lora(upper, matrix_axes(model.config), RANK, jax.random.key(0))
+    before, gradient = jax.jit(jax.value_and_grad(loss))(adapter, model.params)
+    assert before == jax.jit(loss)({}, model.params) and adapter.keys() == upper.keys()
+    for path, leaf in flatten_dict(gradient, sep="/").items():
+        assert bool(jnp.any(leaf)) == path.endswith("lora_b"), path
+    names = json.loads((written(model, tmp_path, upper) / CONFIG).read_text())["target_modules"]
+    assert len(names) == 7 and all(name.startswith("model.layers.1.") for name in names)
+    with pytest.raises(ValueError, match=r"rank of an adapter must be 1 to 16 .* not 17"):
+        init_lora(upper, matrix_axes(model.config), 17, jax.random.key(0))
+
+
+PATTERNS = {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}
+SCALES = [  # fields, and the factor of a change's size
+    ({"use_rslora": True}, RANK**0.5),
+    ({"alpha_pattern": PATTERNS}, 5.0),
+    ({"r": 8, "rank_pattern": {"[a-z]+_proj": RANK}, "lora_dropout": 0.1, "use_dora": False}, 1.0),
+]
+REFUSED = [
+    ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
+    ({"bias": "all"}, "field bias"),
+    ({"modules_to_save": ["lm_head"]}, "field modules_to_save"),
+    ({"init_lora_weights": "pissa"}, "field init_lora_weights"),
+    ({"peft_type": "LOHA"}, "field peft_type"),
+    ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
+    ({"r": 4}, r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)"),
+    ({"lora_alpha": None}, "field lora_alpha of adapter_config.json must be a number above 0, not None"),
+]
+
+
+@pytest.mark.parametrize(("fields", "outcome"), SCALES + REFUSED)
+def test_fields(fields, outcome, tmp_path):
+    model = make_model("llama")
+    folder = written(model, tmp_path)
+    edit(folder / CONFIG, **fields)
+    if isinstance(outcome, str):
+        with pytest.raises(StoreError, match=outcome):
+            pd.load(tmp_path / "model", adapter=folder)
+        return
+    read, own = (
+        tree["layer_1"]["attention"]["q"] for tree in (peft.read(folder, model.config), drawn(model))
+    )
+    want = outcome * SCALE * own["lora_b"] @ own["lora_a"]
+    np.testing.assert_allclose(read["lora_b"] @ read["lora_a"], want, rtol=1e-5, atol=1e-5)
+
+
+def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
+    path = written(make_model("llama"), tmp_path) / WEIGHTS
+    pd.save(tmp_path / "wide", make_model("llama", width=24))
+    pd.save(tmp_path / "flat", make_model("llama", layers=1))
+    for name in ("wide", "flat"):
+        assert main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "is no adapter of this model: tensor " in err and err.count("\n") == 1
+    tensors = load_file(path)
+    name = next(key for key in tensors if key.endswith("lora_B.weight"))
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
+    for now, message in (
+        (others | {name: tensors[name] * np.nan}, "NaN"),
+        (others, r"lora_B\.weight is missing"),
+    ):
+        save_file(now, path)
+        with pytest.raises(StoreError, match=message):
+            pd.load(tmp_path / "model", adapter=path.parent)
+
+
+TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "peft"))
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not TORCH, reason="torch, transformers and peft are not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):
+    """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's side."""
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model, tokens = make_model(kind, dtype=dtype, param_dtype=dtype), np.arange(12).reshape(2, 6)
+    base = exported(model, tmp_path)
+
+    def other():
+        return AutoModelForCausalLM.from_pretrained(base).float().eval()
+
+    def theirs_equal_ours(network: torch.nn.Module, adapter: Path | None):
+        with torch.no_grad():
+            theirs = network(torch.from_numpy(tokens)).logits.numpy()
+        ours = pd.load(base, dtype="float32", adapter=adapter)
+        output = ours.network.forward(ours.params, tokens, np.broadcast_to(np.arange(6), (2, 6)))
+        logits = ours.network.logits(ours.params, output.hidden)
+        np.testing.assert_allclose(logits, theirs, atol=2e-4, rtol=1e-3)
+        return theirs
+
+    peft.write(tmp_path / "ours", model.config, drawn(model), 0.01, "org/name")
+    changed = theirs_equal_ours(PeftModel.from_pretrained(other(), tmp_path / "ours"), tmp_path / "ours")
+    assert np.abs(changed - theirs_equal_ours(other(), None)).max() > 0.1
+    torch.manual_seed(0)
+    options = {"target_modules": "all-linear", "rank_pattern": {"q_proj": 2}, "init_lora_weights": False}
+    network = get_peft_model(other(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    network.save_pretrained(tmp_path / "theirs")
+    theirs_equal_ours(network.eval(), tmp_path / "theirs")
