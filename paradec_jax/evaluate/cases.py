@@ -60,16 +60,18 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
 
     Raises:
-      ValueError: no tokenizer, no problem, or texts without a budget.
+      ValueError: no tokenizer, no problem, or problems without a solution and no budget.
     """
     tokenizer = tokenizer_of(model)
     if not problems:
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     if budget is None:
-        solutions = [item.solution for item in problems if isinstance(item, Problem)]
+        solutions = [
+            item.solution for item in problems if isinstance(item, Problem) and item.solution is not None
+        ]
         if len(solutions) < len(problems):
-            raise ValueError("problems that are texts have no reference solution: give a budget")
+            raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
         room = model.network.max_length - tokens.shape[1]
         budget = max(least, min(-(-least // BUCKET) * BUCKET, room))
