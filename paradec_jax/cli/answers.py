@@ -37,58 +37,49 @@ def answers(
     decoder: Sequence[str] = (),
     judge: str | None = None,
 ) -> list[list[Row]]:
-    """The rows of each model, of decoders on the same problems.
+    """The rows of each model, of decoders on the same problems; the last eight arguments are options of the command.
 
     Args:
-      family: family of the models.
-      places, models: where each model lies and what it is, by its name in the rows.
-      path: JSON file that rows are read from and written to; None or "-" for none.
-      seed, data, problems, timed, new_tokens, batch, decoder, judge: options of the command.
-
-    Raises:
-      ValueError: a bad option or line, or a file of rows that others have made.
+      family, places, models: family of the models; where each lies and what it is, by its name in the rows.
+      path: JSON file of rows that are not made again; None or "-" for none.
     """
-    check_positive(problems=problems, timed=timed, new_tokens=new_tokens or 1, batch=batch)
+    check_positive(problems=problems, timed=timed, batch=batch)
+    if new_tokens is not None:
+        check_positive(new_tokens=new_tokens)
     items, settings = read_problems(data)[:problems], _settings(family, decoder)
     rule = None if items[0].solution is None else rule_of(items)
     budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
-    file = None if path in (None, "-") else path
+    file = None if path == "-" else path
     made = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "new_tokens": budget, "seed": seed}
     made |= {"timed": timed, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
     made_with = {name: {"model": _digest(place)} | made for name, place in places.items()}
-    rows = [] if file is None or not Path(file).exists() else _begun(file, made_with)
-    options: dict[str, Any] = {
-        "seed": seed,
-        "budget": budget,
-        "score": rule and exact_answers,
-        "timed": timed,
-        "rows": batch,
-    }
-    options["judge"] = judge and store.load(judge)
+    rows = _begun(file, made_with) if file and Path(file).exists() else {}
+    options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
+    options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
+    more = {"data": data, "rule": rule, "seed": seed, "judge": judge and store.names_of([judge])[0]}
     tables = []
     for name, model in models.items():
-        suited = [of for of in settings if not lacks_head(model, of.decoder)]
-        if len(suited) < len(settings):
+        suited = {(name, of.name, of.label()): of for of in settings if not lacks_head(model, of.decoder)}
+        if any(lacks_head(model, of.decoder) for of in settings):
             print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
-        missing = [of for of in suited if _row_of(rows, name, of) is None]
-        others = [of for of in missing if not of.baseline]
+        missing = suited.keys() - rows.keys()
+        others = [key for key, of in suited.items() if key in missing and not of.baseline]
         size = GROUP if file else len(suited)
         groups = [others[i : i + size] for i in range(0, len(others), size)] or [[]] * len(missing)
         model, asked = _rendered(model, items)
-        more = {"data": data, "rule": rule, "seed": seed, "judge": judge and store.names_of([judge])[0]}
         found = None
         for group in groups:
-            sources = [Source(name, model, of) for of in suited if of.baseline or of in group]
+            chosen = {key: of for key, of in suited.items() if of.baseline or key in group}
+            sources = [Source(name, model, of) for of in chosen.values()]
             with progress() as report:
                 found = compare(sources, asked, **options, before=found, report=report)
-            more |= {"facts": found.facts, "made_with": made_with[name]}
-            for i, source in enumerate(sources):
-                if _row_of(rows, name, source.setting) is None:
-                    right = rule and "".join("01"[exact] for exact in found.exact[i].astype(int))
-                    rows.append(found.rows[i] | more | {"right": right})
+            for i, (key, row) in enumerate(zip(chosen, found.rows, strict=True)):
+                right = rule and "".join("01"[exact] for exact in found.exact[i].astype(int))
+                row |= more | {"right": right, "facts": found.facts, "made_with": made_with[name]}
+                rows.setdefault(key, row)
             if file:
-                write_json(rows, file)
-        tables.append([row for of in suited if (row := _row_of(rows, name, of)) is not None])
+                write_json(list(rows.values()), file)
+        tables.append([rows[key] for key in suited])
     return tables
 
 
@@ -114,26 +105,19 @@ def _rendered(model: store.Model, problems: Sequence[Problem]) -> tuple[store.Mo
     return dataclasses.replace(model, token_spec=spec), rendered
 
 
-def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """The rows of a file. Raises ValueError where other models, problems or options made them."""
+def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], Row]:
+    """The rows of a file by model, decoder and label. Raises ValueError for those of other models or options."""
     try:
         rows = json.loads(Path(file).read_text(encoding="utf-8"))
+        begun = {(row["model"], row["decoder"], row["label"]): row for row in rows}
         before = {row["model"]: row["made_with"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} holds no rows to go on from ({error!r}): name another file") from None
     for name, old in before.items():
-        now = made_with.get(name, {})
+        now = made_with.get(name, old | {"model": None})
         if differing := [key for key in old if now.get(key) != old[key]]:
-            raise ValueError(
-                f"{file} has rows of {name} with other {', '.join(differing)}: name another file"
-            )
-    return rows
-
-
-def _row_of(rows: Sequence[Row], name: str, setting: Setting) -> Row | None:
-    """The row of a model and a setting, if there is one."""
-    key = name, setting.name, setting.settings()
-    return next((of for of in rows if (of["model"], of["decoder"], of["settings"]) == key), None)
+            raise ValueError(f"{file} has rows of {name} with other {', '.join(differing)}: name another")
+    return begun
 
 
 def _digest(source: str) -> str:

@@ -62,11 +62,7 @@ def options_of(name: str | None) -> Any:
 
 
 def decoder_of(option: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a decoder that is written as on the command line, "jacobi --block 8".
-
-    Args:
-      option: name of the option that has the text, for messages.
-      text: the words.
+    """Name and options of a decoder that an option names as on the command line, "jacobi --block 8".
 
     Raises:
       ValueError: a text that begins with no decoder's name.

@@ -67,9 +67,8 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     if budget is None:
-        solutions = [
-            item.solution for item in problems if isinstance(item, Problem) and item.solution is not None
-        ]
+        known = [item.solution for item in problems if isinstance(item, Problem)]
+        solutions = [text for text in known if text is not None]
         if len(solutions) < len(problems):
             raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1

@@ -288,9 +288,9 @@ def _judged(
 ) -> list[_Decoded]:
     """Answers with what a judge says of them; no text is judged twice, and what was said of the baseline's stays."""
     before = [row[:n].tolist() for row, n in zip(prompts.tokens, prompts.lengths, strict=True)]
-    known = (
-        {} if base.judged is None else dict(zip(enumerate(map(tuple, base.ids)), base.judged, strict=True))
-    )
+    known = {}
+    if base.judged is not None:
+        known |= zip(enumerate(map(tuple, base.ids)), base.judged, strict=True)
     results = []
     for of in answers:
         texts = [*enumerate(map(tuple, of.ids))]
@@ -317,14 +317,8 @@ def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
 
 def _right_fields(exact: Any, base_exact: Any) -> Row:
     """Right answers of one setting, and how they differ from the baseline's; None each where none is right."""
-    names = (
-        "exact",
-        "interval",
-        "difference",
-        "difference_interval",
-        "only_here_exact",
-        "only_baseline_exact",
-    )
+    names = ["exact", "interval", "difference", "difference_interval"]
+    names += ["only_here_exact", "only_baseline_exact"]
     if exact is None:
         return dict.fromkeys(names)
     right, pair = int(exact.sum()), paired(exact, base_exact)

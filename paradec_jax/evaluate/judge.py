@@ -118,13 +118,8 @@ def judge_answers(
     beginning of the prompt.
 
     Args:
-      judge: a model that predicts the next token, with a tokenizer.
-      tokenizer: tokenizer of the ids.
-      prompts: ids of each prompt, at least one.
-      answers: ids of each answer, stop tokens included.
-
-    Raises:
-      ValueError: a judge that predicts something else, or an answer longer than it.
+      judge: a model that predicts the next token, with a tokenizer; else a ValueError.
+      tokenizer, prompts, answers: tokenizer of the ids, and the ids; a prompt has one at least.
     """
     check_judge(judge, "sdtt")
     words, most = tokenizer_of(judge), judge.network.max_length

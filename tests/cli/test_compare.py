@@ -131,21 +131,15 @@ class TestAnswers:
         assert rows[:2] == kept and [row["label"] for row in rows[:2]] == ["r 2", "r 4"] and len(rows) == 3
         assert cli.main(words) == 0 and made == [[base, wave]], "nothing is missing"
         assert "4 problems" in capsys.readouterr().out and strict(path.read_text()) == rows
-        other = str(saved(tmp_path / "other"))
-        for more, sentence in (
-            ([folder, "--problems", "2", "--timed", "2"], "rows of tiny with other problems, timed: name"),
-            ([folder, "--judge", folder], "with other judge"),
-            ([other], "rows of tiny with other model, problems"),
-        ):
-            assert cli.main(["compare", *more, *words[2:]] if more == [other] else [*words, *more[1:]]) == 1
-            assert sentence in capsys.readouterr().err and strict(path.read_text()) == rows
+        for more, differing in ((["--problems", "2", "--timed", "2"], "problems, timed"), ([], "model")):
+            words[1] = words[1] if more else str(saved(tmp_path / "other"))
+            assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
+            assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
         path.write_text("[{}]")
         assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
 
     def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
-        template = (
-            "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-        )
+        template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
         place = str(saved(tmp_path / "chat", chat_template=template))
         turns = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "so \\boxed{2}"}]
         seen = []
@@ -161,12 +155,9 @@ class TestAnswers:
         assert (asked.prompt, asked.solution) == ("<two?>A:", "so \\boxed{2}")
         assert base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
         assert wave.setting.decoder.window == 3 and one.setting.decoder.recurrence == 1
-        for decoder, sentence in (
-            ("lookahead", "does not suit"),
-            ("guess", "--decoder must begin with one of"),
-        ):
+        for decoder, message in (("lookahead", "does not suit"), ("guess", "--decoder must begin with one")):
             capsys.readouterr()
-            assert cli.main([*words, "--decoder", decoder]) == 1 and sentence in capsys.readouterr().err
+            assert cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
 
 
 @pytest.mark.slow
