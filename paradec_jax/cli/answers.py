@@ -43,12 +43,11 @@ def answers(
       family, places, models: family of the models; where each lies and what it is, by its name in the rows.
       path: JSON file of rows that are not made again; None or "-" for none.
     """
-    check_positive(problems=problems, timed=timed, batch=batch)
-    if new_tokens is not None:
-        check_positive(new_tokens=new_tokens)
-    items, settings = read_problems(data)[:problems], _settings(family, decoder)
+    items, settings = read_problems(data), _settings(family, decoder)
     rule = None if items[0].solution is None else rule_of(items)
     budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
+    check_positive(problems=problems, timed=timed, batch=batch, new_tokens=1 if budget is None else budget)
+    items = items[:problems]
     file = None if path == "-" else path
     made = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "new_tokens": budget, "seed": seed}
     made |= {"timed": timed, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
@@ -123,8 +122,7 @@ def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[
 def _digest(source: str) -> str:
     """SHA-256 of the digests of a model's files, whatever their form."""
     place, digest = locate(source), hashlib.sha256()
-    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if file.is_file():
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
+    for file in filter(Path.is_file, sorted(place.iterdir()) if place.is_dir() else [place]):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

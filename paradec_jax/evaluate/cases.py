@@ -60,7 +60,7 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
 
     Raises:
-      ValueError: no tokenizer, no problem, or problems without a solution and no budget.
+      ValueError: no tokenizer, no problem, a too long one, or problems without a solution and no budget.
     """
     tokenizer = tokenizer_of(model)
     if not problems:
@@ -74,6 +74,9 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
         room = model.network.max_length - tokens.shape[1]
         budget = max(least, min(-(-least // BUCKET) * BUCKET, room))
+    if tokens.shape[1] + budget > (most := model.network.max_length):
+        which = f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow"
+        raise ValueError(f"{which}: more than the {most} positions the model was built for")
     return Prompts(tokens, lengths, _keys(seed, len(problems)), budget, model.token_spec.stop)
 
 

@@ -134,8 +134,7 @@ def compare(
         row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
         table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
     calls = np.stack([of.counts[NETWORK_CALLS] for of in answers])
-    right = None if score is None else np.stack(exact)
-    return Comparison(table, texts, program, right, calls, answers[base])
+    return Comparison(table, texts, program, score and np.stack(exact), calls, answers[base])
 
 
 def compare_texts(

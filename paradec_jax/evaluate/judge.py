@@ -114,8 +114,7 @@ def judge_answers(
 ) -> Float[np.ndarray, "N 2"]:
     """Log-probability in nats of each answer after its prompt, and how many tokens it has, [N, 2].
 
-    A judge of another tokenizer reads the texts without special tokens. What is longer than the judge loses the
-    beginning of the prompt.
+    A judge of another tokenizer reads texts without special tokens. A prompt too long for it loses its beginning.
 
     Args:
       judge: a model that predicts the next token, with a tokenizer; else a ValueError.
