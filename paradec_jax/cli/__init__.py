@@ -38,9 +38,11 @@ def _use_compilation_cache() -> None:
 
 
 def _arguments(argv: Sequence[str]) -> list[str]:
-    """Lets --json stand without a path, which then is standard output, and `generate` without a decoder."""
+    """Lets --json stand without a path (standard output), `generate` without a decoder, --model before sources."""
     if argv[:1] == ["generate"]:
         return ["generate", *generate.with_decoder(argv[1:])]
+    if argv[:1] == ["compare"]:
+        argv = [word for word in argv if word != "--model"]
     words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         words.append(word)

@@ -1,25 +1,28 @@
-"""`paradec compare`: every decoder on the same problems with exact answers, or on texts drawn from nothing."""
+"""`paradec compare`: every decoder on the same problems or prompts, or on texts drawn from nothing."""
 
-import sys
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+import numpy as np
+from tyro.conf import Positional, UseAppendAction, arg
 
 from paradec_jax import store
+from paradec_jax.cli.answers import answers
 from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
-from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.folders import bundled
 from paradec_jax.evaluate.cases import Source
-from paradec_jax.evaluate.compare import SAMPLES, TIMED, Comparison, compare, compare_texts, write_texts
+from paradec_jax.evaluate.compare import SAMPLES, Row, compare_texts, write_texts
 from paradec_jax.evaluate.intervals import paired
 from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 from paradec_jax.families import FAMILIES, Family
-from paradec_jax.generate import check_positive, lacks_head, tokenizer_of
+from paradec_jax.generate import tokenizer_of
 
-OF_ANSWERS = ("data", "problems", "timed")  # options; the others are of texts
+# Options of answers alone, and of texts alone.
+OF_ANSWERS = ("data", "problems", "timed", "new_tokens", "batch", "decoder")
+OF_TEXTS = ("real", "samples", "length", "texts")
 
 # Titles and notes are formats of the fields of the row in bold or else the first, columns those of each row.
 TITLE = "{model}: {problems} problems ({data}), seed {seed}"
@@ -28,12 +31,15 @@ ANSWERS = {
     "settings": "{label}",
     "exact": "{exact}",
     "95%": "{interval[0]:.1%}-{interval[1]:.1%}",
-    "tokens a second": "{tokens_per_second:.0f}",
+    "difference 95%": "{difference_interval[0]:+.1%} to {difference_interval[1]:+.1%}",
+    "log p a token": "{log_prob:.3f}",
+    "log p 95%": "{log_prob_interval[0]:.3f} to {log_prob_interval[1]:.3f}",
+    "tokens a second": "{tokens_per_second:.1f}",
     "speed-up": "{speedup:.2f}x",
     "its 95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
     "without prompt": "{decode_speedup:.2f}x",
     "tokens a call": "{tokens_per_network_call:.2f}",
-    "equal to greedy": "{equals_greedy:.1%}",
+    "equal to one by one": "{equals_greedy:.1%}",
 }
 MORE = {  # columns of a family
     "recurrent_depth": {"recurrences a token": "{recurrences_per_token:.2f}"},
@@ -43,10 +49,14 @@ MORE = {  # columns of a family
         "FLOP a token": "{flops_per_token:.3g}",
     },
 }
-NOTES = {
-    "": "exact: right answers, and the 95% range of their share. Speed: batch {batch}, the first {timed_problems} "
-    "problems one by one, median of {timed_passes} passes, {dtype}, {device}; speed-up over the row in bold, with "
-    "and without the seconds that read the prompts, its 95% range by bootstrap over problems and passes.",
+NOTES = {  # of all families, or of one
+    "exact": "exact: right answers, judged by {rule}; the 95% ranges of their share and of its difference to the "
+    "row in bold on the same problems.",
+    "judge": "log p: mean log-probability, in nats, of a token of the texts after their prompts under {judge}; its "
+    "95% range by bootstrap over problems.",
+    "speed": "equal to one by one: texts that are those of the row in bold. Speed: batch {batch}, the first "
+    "{timed_problems} problems, median of {timed_passes} passes, {dtype}, {device}; speed-up over the row in bold, "
+    "with and without the seconds that read the prompts, its 95% range by bootstrap over problems and passes.",
     "block_diffusion": "Positions with those of prompts; FLOP: an estimate, the head's share included.",
 }
 
@@ -78,6 +88,9 @@ def compare_command(
     problems: int | None = None,
     seed: int = 1,
     timed: int | None = None,
+    new_tokens: int | None = None,
+    batch: int | None = None,
+    decoder: UseAppendAction[tuple[str, ...]] = (),
     judge: Annotated[str | None, arg(metavar="SOURCE")] = None,
     real: Annotated[str | None, arg(metavar="FILE")] = None,
     samples: int | None = None,
@@ -87,58 +100,73 @@ def compare_command(
 ) -> int:
     """Decodes the same problems with every decoder of a model's family and prints one table.
 
-    Exact answers are counted over all problems, decoded in batches; speed is measured on the first of them,
-    one at a time, decoders in turns. Each model has a table of its own.
+    Exact answers and texts equal to one by one are counted over all problems, decoded in batches; speed is measured
+    on the first of them, one at a time, decoders in turns. Each model has a table of its own.
 
     Models of masked diffusion draw texts from nothing instead, and causal models draw beside them: what a judge
     says of the texts, how varied they are, what they cost. They take judge, real, samples, length and texts,
-    and the other families data, problems and timed.
+    and the other families data, problems, timed, new-tokens, batch, decoder and judge.
 
     Args:
       model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a family
-        (recurrent_depth, causal, masked_diffusion, block_diffusion), which stands for its bundled models.
-      data: JSON lines with a prompt, an answer and, where they are known, steps. A text is right that has the
-        number of the answer after its last "####". "unseen" (the default) and "tuning" are word problems of the
-        package: 1,000 that nothing was chosen on, and 200 for choosing settings.
+        (recurrent_depth, causal, masked_diffusion, block_diffusion), which stands for its bundled models. --model may
+        stand before them.
+      data: JSON lines with "prompt", and "answer" or "response" where there is one; or with "messages", which the
+        model's chat template makes a prompt of, the last one the answer where it is an assistant's. A text is right
+        that has the answer's number after the last "####", or else content of the last \\boxed{}, or else whole text,
+        as the first answer has it. "unseen" (the default) and "tuning" are word problems of the package: 1,000 that
+        nothing was chosen on, and 200 for choosing settings.
       problems: number of problems, the first of the file; 200 by default.
       seed: of all draws.
       timed: problems of the speed measurement, 5 by default.
-      judge: model that judges texts, a folder or the name of a bundled one; the family's own by default.
+      new_tokens: tokens of an answer at most; room for the longest answer of the file by default, or 200 without any.
+      batch: problems decoded together where speed is not measured, 50 by default.
+      decoder: decoder to compare with one by one, as of `paradec generate`: all rows of a name, or one with options,
+        "jacobi --block 8"; may be given several times. The whole table of the family by default.
+      judge: model that judges texts, a folder or the name of a bundled one; the family's own by default where texts
+        are drawn from nothing.
       real: a text whose last tenth is real text that no model here was trained on: it gets a row, and texts are held
         against it.
       samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
       json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
-        there as well as printing the table.
+        there as well as printing the table. Rows of answers are written as soon as they are known, and the same
+        command goes on with those that are missing.
     """
     check_place("json", json)
     check_place("texts", texts)
-    loaded = {name: store.load(name) for word in model for name in _models(word)}
-    models = dict(zip(store.names_of(list(loaded)), loaded.values(), strict=True))
+    sources = list(dict.fromkeys(name for word in model for name in _models(word)))
+    places = dict(zip(store.names_of(sources), sources, strict=True))
+    models = {name: store.load(place) for name, place in places.items()}
     families = list(dict.fromkeys(one.family for one in models.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
     options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}
+    options |= {"new_tokens": new_tokens, "batch": batch, "decoder": decoder or None}
     options |= {"real": real, "samples": samples, "length": length, "texts": texts}
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
-        if (name in OF_ANSWERS) == bool(family.texts):
-            raise ValueError(f"--{name} is no option of family {family.name}")
+        if name in (OF_ANSWERS if family.texts else OF_TEXTS):
+            raise ValueError(f"--{name.replace('_', '-')} is no option of family {family.name}")
     if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    results: list[Comparison] = (_texts if family.texts else _answers)(family, models, seed, **given)
-    if json is not None:
-        write_json([row | {"facts": of.facts} for of in results for row in of.rows], json)
-    if json == "-":
-        return 0
     if family.texts:
-        missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)
-        print_table(TEXTS_TITLE, TEXTS, results[0].rows, (*TEXTS_NOTES, *missing))
+        rows = _texts(family, models, seed, **given)
+        if json is not None:
+            write_json(rows, json)
+        if json != "-":
+            missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)
+            print_table(TEXTS_TITLE, TEXTS, rows, (*TEXTS_NOTES, *missing))
         return 0
-    notes = [note for name, note in NOTES.items() if name in ("", family.name)]
-    for result in results:
-        print_table(TITLE, ANSWERS | MORE.get(family.name, {}), result.rows, notes)
-    _print_pairs(results)
+    tables = answers(family, places, models, seed, json, **given)
+    if json == "-":
+        write_json(list(itertools.chain(*tables)), json)
+        return 0
+    notes = [note for name, note in NOTES.items() if name not in FAMILIES or name == family.name]
+    for rows in tables:
+        rows = [row | ({"difference_interval": None} if row["baseline"] else {}) for row in rows]  # to itself
+        print_table(TITLE, ANSWERS | MORE.get(family.name, {}), rows, notes)
+    _print_pairs([next(row for row in rows if row["baseline"]) for rows in tables])
     return 0
 
 
@@ -151,46 +179,16 @@ def _models(word: str) -> tuple[str, ...]:
     return (*family.bundled, *(name for name in rivals if name in bundled()))
 
 
-def _answers(
-    family: Family,
-    models: Mapping[str, store.Model],
-    seed: int,
-    *,
-    data: str = "unseen",
-    problems: int = 200,
-    timed: int = TIMED,
-) -> list[Comparison]:
-    """The decoders of each model on the same problems."""
-    check_positive(problems=problems, timed=timed)
-    items = read_problems(data)[:problems]
-    results = []
-    for name, model in models.items():
-        sources = [Source(name, model, of) for of in family.settings if not lacks_head(model, of.decoder)]
-        if len(sources) < len(family.settings):
-            print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
-        with progress() as report:
-            results.append(compare(sources, items, seed=seed, timed=timed, report=report))
-        for row in results[-1].rows:
-            row |= {"data": data, "seed": seed}
-    return results
-
-
-def _print_pairs(results: Sequence[Comparison]) -> None:
-    """One line for each model but the first: its answers beside the first one's, problem by problem."""
-    baselines = [
-        (row["model"], exact)
-        for result in results
-        for row, exact in zip(result.rows, result.exact, strict=True)
-        if row["baseline"]
-    ]
-    first, base = baselines[0]
-    for other, exact in baselines[1:]:
-        pair = paired(exact, base)
-        low, high = pair.interval
+def _print_pairs(rows: Sequence[Row]) -> None:
+    """One line for each model but the first: its answers one by one beside the first one's, problem by problem."""
+    first, *others = rows
+    for row in others if first["right"] else ():
+        pair = paired(*(np.asarray(list(of["right"])) == "1" for of in (row, first)))
+        (low, high), name, other = pair.interval, row["model"], first["model"]
         print(
-            f"{other} against {first}, static decoding, same problems: {100 * pair.difference:+.1f} points "
-            f"({100 * low:+.1f} to {100 * high:+.1f}); only {other} right {pair.only_first}, "
-            f"only {first} {pair.only_second}."
+            f"{name} against {other}, one by one, same problems: {100 * pair.difference:+.1f} points "
+            f"({100 * low:+.1f} to {100 * high:+.1f}); only {name} right {pair.only_first}, "
+            f"only {other} {pair.only_second}."
         )
 
 
@@ -204,7 +202,7 @@ def _texts(
     samples: int = SAMPLES,
     length: int | None = None,
     texts: str | None = None,
-) -> list[Comparison]:
+) -> list[Row]:
     """The texts of every model and setting, in one table."""
     assert family.texts is not None
     judge = judge or family.texts.judge
@@ -220,9 +218,7 @@ def _texts(
         result = compare_texts(sources, store.load(judge), name, held_out, **options)
     if texts is not None:
         write_texts(Path(texts), result)
-    for row in result.rows:
-        row["seed"] = seed
-    return [result]
+    return [row | {"seed": seed, "facts": result.facts} for row in result.rows]
 
 
 def _sources(family: Family, models: Mapping[str, store.Model]) -> list[Source]:

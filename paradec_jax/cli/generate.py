@@ -11,13 +11,13 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
-from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
+from paradec_jax.cli.options import NAMES, choose, decoder_of, options_of, rows_of, summary
 from paradec_jax.cli.output import check_place
-from paradec_jax.cli.replay import second_decoder, write_replay
+from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.families import FAMILIES, family_named
+from paradec_jax.families import FAMILIES
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, continuation_task
 from paradec_jax.infill import infill_task
 
@@ -125,9 +125,9 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     talk = text.chat and not text.prompt
     prompt = "" if talk else text.read()
     model = store.load(_model_for(name) if text.model is None else text.model, adapter=text.adapter)
-    settings = [_choose(model.family, name, options)]
+    settings = [choose(model.family, name, options)]
     if text.beside:
-        settings.append(_choose(model.family, *second_decoder(text.beside)))
+        settings.append(choose(model.family, *decoder_of("beside", text.beside)))
     told = [] if text.system is None else [{"role": "system", "content": text.system}]
     if talk:
         _converse(model, settings, told, text)
@@ -188,19 +188,6 @@ def _model_for(name: str | None) -> str:
     """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
     families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
     return FAMILIES[families[0]].bundled[-1]
-
-
-def _choose(family: str, name: str | None, options: dict[str, Any]) -> Setting:
-    """The decoder of that name and its knobs: its last row of the family's table, changed by options.
-
-    Raises:
-      ValueError: a decoder of another family, or an option that this decoder does not have.
-    """
-    rows = rows_of(name)
-    if family not in rows:
-        known = ", ".join(dict.fromkeys(setting.name for setting in family_named(family).settings))
-        raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
-    return rows[family].changed(options)
 
 
 def _print_counts(result: Generation) -> None:

@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from tyro.conf import arg
 
+from paradec_jax.io import atomic_write_text
+
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
 WIDTH = 180  # characters of a line where the output is no terminal
@@ -25,12 +27,14 @@ def print_table(
 
     Args:
       title: line above the table, a format of the fields of the baseline, or else of the first row.
-      columns: formats of a row's fields by the column's title; a cell with a value of None stays empty.
+      columns: formats of a row's fields by the column's title; a cell with a value of None stays empty, and a column
+        of such cells is left out.
       rows: values by field.
       notes: sentences, formats as the title is; one with a value of None is left out.
     """
     base = next((row for row in rows if row.get("baseline")), rows[0])
     table = Table(title=_filled(title, base))
+    columns = {name: form for name, form in columns.items() if any(_filled(form, row) for row in rows)}
     cells = [[_filled(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
         words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
@@ -48,6 +52,8 @@ def print_table(
 def _filled(form: str, row: Mapping[str, Any]) -> str:
     """A format with its values, empty where one of them is None."""
     fields = [name for _, name, _, _ in string.Formatter().parse(form) if name]
+    if None in [row[name.partition("[")[0]] for name in fields]:
+        return ""
     values = [string.Formatter().get_field(name, (), row)[0] for name in fields]
     return "" if None in values else form.format(**row)
 
@@ -77,4 +83,4 @@ def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        atomic_write_text(path, text)

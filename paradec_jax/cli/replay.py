@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
-from paradec_jax.cli.options import NAMES, options_of
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.masked.canvas import Canvas
@@ -25,18 +22,6 @@ from paradec_jax.tokenizer import BROKEN, Tokenizer
 
 TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # what the trace is written over
 PASSES = 3  # timings of each decoder
-
-
-def second_decoder(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a decoder that is written as on the command line, "jacobi --block 8".
-
-    Raises:
-      ValueError: a text that begins with no decoder's name.
-    """
-    name, *words = shlex.split(text) or [""]
-    if (name := name.replace("-", "_")) not in NAMES:
-        raise ValueError(f"--beside must begin with one of {', '.join(NAMES)}, not {name!r}")
-    return name, tyro.cli(options_of(name), args=words, prog=f"--beside {name}")
 
 
 def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation:

@@ -1,16 +1,19 @@
-r"""Problems with a written solution, from files of JSON lines, their answers, and prompts padded for decoding.
+r"""Problems from files of JSON lines, what is right about an answer, and prompts padded for decoding.
 
-A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer` is the text that a model
-should write. A model is right if it writes the same number after the last "####", or the same text where the answer
-has no "####". `steps`, where it is given, counts the steps written in the answer.
+A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer`, or `response`, is the text
+that a model should write; without it there is no right text. `steps`, where it is given, counts the steps written in
+the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's.
+
+A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
 """
 
 import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -31,23 +34,14 @@ class Problem:
     """One problem.
 
     Attributes:
-      prompt: what a model reads before it writes.
-      solution: what it should write.
+      prompt: text that a model reads before it writes; or messages, which a chat template makes a text of.
+      solution: text that it should write; None where there is no right one.
       steps: steps written in the solution; None where that is not known.
     """
 
-    prompt: str
-    solution: str
+    prompt: Any
+    solution: str | None = None
     steps: int | None = None
-
-    @property
-    def answer(self) -> int | str | None:
-        """The number after "####", None where there is none after it, or the whole solution without "####"."""
-        return extract_answer(self.solution) if "####" in self.solution else self.solution.strip()
-
-    def answered(self, text: str) -> bool:
-        """Whether a text gives the answer."""
-        return (text.strip() if isinstance(self.answer, str) else extract_answer(text)) == self.answer
 
 
 def extract_answer(text: str) -> int | None:
@@ -57,38 +51,98 @@ def extract_answer(text: str) -> int | None:
     return int(found[1].replace(",", "")) if found else None
 
 
+def extract_boxed(text: str) -> str | None:
+    """What stands between the braces of the last \\boxed{...} of a text, or None where none is closed."""
+    _, marker, tail = text.rpartition("\\boxed{")
+    depth = 1
+    for i, letter in enumerate(tail if marker else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if not depth:
+            return tail[:i].strip()
+    return None
+
+
+# What of a text is its answer, in words, from the narrowest rule to the one that every text obeys.
+RULES: dict[str, Callable[[str], Any]] = {
+    'the number after the last "####"': extract_answer,
+    "the content of the last \\boxed{}": extract_boxed,
+    "the whole text": str.strip,
+}
+
+
+def rule_of(problems: Sequence[Problem]) -> str:
+    """The rule that judges answers to problems: the first of `RULES` that the first solution obeys."""
+    return next(rule for rule, find in RULES.items() if find(problems[0].solution or "") is not None)
+
+
 def exact_answers(problems: Sequence[Problem], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:
-    """Which texts give the answers of their problems."""
-    return np.asarray([item.answered(text) for item, text in zip(problems, texts, strict=True)], bool)
+    """Which texts have the answers of their problems, all by one rule (`rule_of`)."""
+    find = RULES[rule_of(problems)]
+    pairs = zip(problems, texts, strict=True)
+    return np.asarray([find(text) == find(item.solution or "") for item, text in pairs], bool)
 
 
 def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """Reads problems from a file of JSON lines, or those of the package that are called "unseen" or "tuning".
 
     Raises:
-      ValueError: a line that is no such problem, which the message names, or a file without any.
+      ValueError: a line that is no such problem or of another form than the first, which the message names, or a file
+        without any.
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
-    problems = []
-    for number, record in json_lines(path, "prompt", "answer"):
+    problems: list[Problem] = []
+    for number, record in json_lines(path):
         where = f"line {number} of {path}"
-        item = Problem(record["prompt"], record["answer"], record.get("steps"))
-        if item.answer is None:
-            raise ValueError(f'{where}: "answer" has no number after its last "####"')
-        if item.steps is not None and type(item.steps) is not int:
-            raise ValueError(f'{where}: "steps" must be a whole number')
+        item = _conversation(record, where) if "messages" in record else _text(record, where)
         problems.append(item)
+        form, usual = _form(item), _form(problems[0])
+        if form != usual:
+            raise ValueError(f"{where} has {form}, and the first line has {usual}: a file is all of one form")
+        if item.solution is not None and RULES[rule := rule_of(problems)](item.solution) is None:
+            raise ValueError(f"{where}: the answer lacks {rule}, which the first line has")
     if not problems:
         raise ValueError(f"{path} holds no problem")
     return problems
+
+
+def _text(record: Mapping[str, Any], where: str) -> Problem:
+    """The problem of a line with a prompt."""
+    answer = "response" if "response" in record else "answer"
+    for name in ("prompt", answer):
+        if not isinstance(record.get(name, "" if name == answer else None), str):
+            raise ValueError(f'{where} lacks "{name}", which must be a string')
+    steps = record.get("steps")
+    if steps is not None and type(steps) is not int:
+        raise ValueError(f'{where}: "steps" must be a whole number')
+    return Problem(record["prompt"], record.get(answer), steps)
+
+
+def _conversation(record: Mapping[str, Any], where: str) -> Problem:
+    """The problem of a line with messages; the chat template says later whether it takes them."""
+    messages = record["messages"]
+    if not isinstance(messages, list) or not all(isinstance(of, dict) and "role" in of for of in messages):
+        raise ValueError(f'{where}: "messages" must be a list of objects with "role" and "content"')
+    answer = messages[-1].get("content") if messages and messages[-1]["role"] == "assistant" else None
+    asked = messages if answer is None else messages[:-1]
+    if not asked or not isinstance(answer, str | None):
+        raise ValueError(
+            f'{where}: "messages" must begin with a question, and an answer\'s "content" be a string'
+        )
+    return Problem(asked, answer)
+
+
+def _form(item: Problem) -> str:
+    """What a line holds, in words."""
+    prompt = "a prompt" if isinstance(item.prompt, str) else "messages"
+    return f"{prompt} {'without' if item.solution is None else 'and'} an answer"
 
 
 def write_problems(path: str | os.PathLike[str], problems: Iterable[Problem]) -> None:
     """Writes problems as JSON lines."""
     with open(path, "w", encoding="utf-8") as file:
         for item in problems:
-            line: dict[str, str | int] = {"prompt": item.prompt, "answer": item.solution}
-            line |= {} if item.steps is None else {"steps": item.steps}
+            line = {"prompt": item.prompt, "answer": item.solution, "steps": item.steps}
+            line = {name: value for name, value in line.items() if value is not None}
             file.write(json.dumps(line) + "\n")
 
 

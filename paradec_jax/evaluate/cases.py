@@ -60,19 +60,23 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
 
     Raises:
-      ValueError: no tokenizer, no problem, or texts without a budget.
+      ValueError: no tokenizer, no problem, a too long one, or problems without a solution and no budget.
     """
     tokenizer = tokenizer_of(model)
     if not problems:
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     if budget is None:
-        solutions = [item.solution for item in problems if isinstance(item, Problem)]
+        known = [item.solution for item in problems if isinstance(item, Problem)]
+        solutions = [text for text in known if text is not None]
         if len(solutions) < len(problems):
-            raise ValueError("problems that are texts have no reference solution: give a budget")
+            raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
         room = model.network.max_length - tokens.shape[1]
         budget = max(least, min(-(-least // BUCKET) * BUCKET, room))
+    if tokens.shape[1] + budget > (most := model.network.max_length):
+        which = f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow"
+        raise ValueError(f"{which}: more than the {most} positions the model was built for")
     return Prompts(tokens, lengths, _keys(seed, len(problems)), budget, model.token_spec.stop)
 
 

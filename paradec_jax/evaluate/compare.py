@@ -22,13 +22,14 @@ from paradec_jax.data.problems import Problem, exact_answers
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
-from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
-from paradec_jax.evaluate.judge import TextJudge
+from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio, speedup, wilson
+from paradec_jax.evaluate.judge import TextJudge, check_judge, judge_answers
 from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
 from paradec_jax.timing import Advance, Case, Speed, compile_all, measure
+from paradec_jax.tokenizer import Tokenizer
 
 Row = dict[str, Any]
 # Begins a stage of so many units; what it returns counts those that are done.
@@ -50,8 +51,9 @@ class Comparison:
       rows: one dictionary a source, as `paradec compare --json` prints them, and last one of real text.
       texts: texts of each row.
       facts: machine and program (`facts.facts`); for answers the dtypes of the parameters too.
-      exact: which problems each source got right, bool [sources, N]; None of texts, which have no right answer.
+      exact: which problems each source got right, bool [sources, N]; None of what has no right answer.
       calls: network calls of each problem, int [sources, N]; None of texts.
+      baseline: what the baseline wrote, for a further `compare` of the same problems; None of texts.
     """
 
     rows: list[Row]
@@ -59,6 +61,7 @@ class Comparison:
     facts: dict[str, Any]
     exact: Any = None
     calls: Any = None
+    baseline: Any = None
 
 
 def compare(
@@ -67,23 +70,27 @@ def compare(
     *,
     seed: int = 0,
     budget: int | None = None,
-    score: Score = exact_answers,
+    score: Score | None = exact_answers,
+    judge: Model | None = None,
     timed: int = TIMED,
     passes: int = 5,
     rows: int = ROWS,
+    before: Comparison | None = None,
     report: Report = SILENT,
 ) -> Comparison:
     """Decodes problems with every source: all of them in batches for answers, some one by one for speed.
 
     Args:
       sources: rows of the table, exactly one of them the baseline; their models share tokenizer and shape.
-      problems: at least one; texts need a `budget` and a `score`.
+      problems: at least one; texts need a `budget`, and a `score` of their own or None.
       seed: seed of all draws.
       budget: new tokens of a problem at most; room for the longest reference solution when None.
-      score: function that says which of the generated texts are right.
+      score: function that says which of the generated texts are right; None where none is.
+      judge: model that says how probable the texts are after their prompts (`judge_answers`), or None.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each source.
       rows: problems of a batch, at most.
+      before: earlier comparison with the same baseline, whose answers are not decoded again.
       report: function that shows how far each stage is.
 
     Raises:
@@ -93,33 +100,41 @@ def compare(
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     base, model = baselines[0], sources[baselines[0]].model
+    if judge is not None:
+        check_judge(judge, "sdtt")  # before minutes of decoding
     prompts = prompts_of(model, problems, seed, budget)
     # Sources of one network share its prepared parameters, whatever heads they have beside it.
     prepared = {id(of.model.params): of.model for of in sources}
     params = {key: of.network.prepare(of.params) for key, of in prepared.items()}
     cases = [case_of(of.setting, of.model, prompts.size, params[id(of.model.params)]) for of in sources]
 
-    advance = report("decoding in batches", len(cases) * len(_batches(prompts, rows)))
+    new = [i for i in range(len(cases)) if i != base or before is None]
+    advance = report("decoding in batches", len(new) * len(_batches(prompts, rows)))
     # Nothing is timed here, and a small program keeps one core busy: as many at once as there are.
     at_once = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda case: _decode(case, prompts, rows, advance), cases))
+        answers = list(pool.map(lambda i: _decode(cases[i], prompts, rows, advance), new))
+    if before is not None:
+        answers.insert(base, before.baseline)
+    if judge is not None:
+        answers = _judged(judge, tokenizer_of(model), prompts, answers, answers[base])
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
     speeds: list[Speed] = []
     if requests:
         advance = report("timing one by one", len(cases) * (passes + 1))
         speeds = measure(cases, requests, passes=passes, advance=advance)
     texts = [prompts.texts(tokenizer_of(model), of.ids) for of in answers]
-    exact = np.stack([score(problems, of) for of in texts])
+    exact = [None if score is None else score(problems, of) for of in texts]
     program = facts.facts() | {"dtypes": facts.dtypes(params)}
     table = []
     for i, source in enumerate(sources):
         row = _source_fields(source, program["device"]) | {"baseline": i == base}
-        row |= _answer_fields(answers[i], exact[i], answers[base], exact[base])
+        row |= _right_fields(exact[i], exact[base]) | _answer_fields(answers[i], answers[base])
         row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
         row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
         table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
-    return Comparison(table, texts, program, exact, np.stack([of.counts[NETWORK_CALLS] for of in answers]))
+    calls = np.stack([of.counts[NETWORK_CALLS] for of in answers])
+    return Comparison(table, texts, program, score and np.stack(exact), calls, answers[base])
 
 
 def compare_texts(
@@ -234,11 +249,12 @@ def write_texts(folder: Path, compared: Comparison) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Decoded:
-    """Ids of N texts, what each cost [N], and the seconds of each batch."""
+    """Ids of N texts, what each cost [N], the seconds of each batch, and what a judge says (`judge_answers`)."""
 
     ids: list[list[int]]
     counts: dict[str, np.ndarray]
     seconds: list[float]
+    judged: Any = None
 
 
 def _batches(prompts: Prompts, rows: int) -> list[np.ndarray]:
@@ -266,6 +282,24 @@ def _decode(case: Case, prompts: Prompts, rows: int, advance: Advance = lambda u
     return _Decoded(ids, counts, seconds)
 
 
+def _judged(
+    judge: Model, tokenizer: Tokenizer, prompts: Prompts, answers: Sequence[_Decoded], base: _Decoded
+) -> list[_Decoded]:
+    """Answers with what a judge says of them; no text is judged twice, and what was said of the baseline's stays."""
+    before = [row[:n].tolist() for row, n in zip(prompts.tokens, prompts.lengths, strict=True)]
+    known = {}
+    if base.judged is not None:
+        known |= zip(enumerate(map(tuple, base.ids)), base.judged, strict=True)
+    results = []
+    for of in answers:
+        texts = [*enumerate(map(tuple, of.ids))]
+        new = [text for text in texts if text not in known]
+        scores = judge_answers(judge, tokenizer, [before[i] for i, _ in new], [ids for _, ids in new])
+        known |= zip(new, scores, strict=True)
+        results.append(dataclasses.replace(of, judged=np.stack([known[text] for text in texts])))
+    return results
+
+
 def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
     """Names and choices of a row, its dtype, and the device in a few words; the facts say more."""
     cpu = f"cpu, {device['threads']} cores"
@@ -280,19 +314,25 @@ def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
     }
 
 
-def _answer_fields(answers: _Decoded, exact: Any, base: _Decoded, base_exact: Any) -> Row:
+def _right_fields(exact: Any, base_exact: Any) -> Row:
+    """Right answers of one setting, and how they differ from the baseline's; None each where none is right."""
+    names = ["exact", "interval", "difference", "difference_interval"]
+    names += ["only_here_exact", "only_baseline_exact"]
+    if exact is None:
+        return dict.fromkeys(names)
+    right, pair = int(exact.sum()), paired(exact, base_exact)
+    shares = right, list(wilson(right, len(exact))), pair.difference, list(pair.interval)
+    return dict(zip(names, (*shares, pair.only_first, pair.only_second), strict=True))
+
+
+def _answer_fields(answers: _Decoded, base: _Decoded) -> Row:
     """What the batched pass over all problems says of one setting."""
     lengths, each = np.asarray([len(row) for row in answers.ids]), answers.counts[NETWORK_CALLS]
-    tokens, calls, right = int(lengths.sum()), int(each.sum()), int(exact.sum())
-    difference = paired(exact, base_exact)
+    tokens, calls, judged = int(lengths.sum()), int(each.sum()), answers.judged
     return {
         "problems": len(answers.ids),
-        "exact": right,
-        "interval": list(wilson(right, len(answers.ids))),
-        "difference": difference.difference,
-        "difference_interval": list(difference.interval),
-        "only_here_exact": difference.only_first,
-        "only_baseline_exact": difference.only_second,
+        "log_prob": None if judged is None else float(judged[:, 0].sum() / judged[:, 1].sum()),
+        "log_prob_interval": None if judged is None else ends(bootstrap(judged[:, 0], judged[:, 1])),
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
         "tokens_per_network_call_interval": ends(ratio(lengths, each)),

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from paradec_jax.evaluate.intervals import bootstrap, ends
-from paradec_jax.evaluate.likelihood import Span, log_likelihoods
+from paradec_jax.evaluate.likelihood import Span, continuation_span, log_likelihoods
 from paradec_jax.evaluate.text_measures import (
     ORDER,
     SMOOTHING,
@@ -107,6 +107,31 @@ def judge_texts(judge: Model, texts: Sequence[str], *, definition: str = "mdlm",
     whole = tokenizer_of(judge).encode_batch(texts)
     judged = _judgement(judge, [row[:most] for row in whole], definition, begin, batch)
     return dataclasses.replace(judged, cut=sum(len(row) > most for row in whole))
+
+
+def judge_answers(
+    judge: Model, tokenizer: Tokenizer, prompts: Samples, answers: Samples
+) -> Float[np.ndarray, "N 2"]:
+    """Log-probability in nats of each answer after its prompt, and how many tokens it has, [N, 2].
+
+    A judge of another tokenizer reads texts without special tokens. A prompt too long for it loses its beginning.
+
+    Args:
+      judge: a model that predicts the next token, with a tokenizer; else a ValueError.
+      tokenizer, prompts, answers: tokenizer of the ids, and the ids; a prompt has one at least.
+    """
+    check_judge(judge, "sdtt")
+    words, most = tokenizer_of(judge), judge.network.max_length
+    reads_ids, spans = words.same_as(tokenizer), []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if reads_ids:
+            ids = [*prompt, *answer][-(most + 1) :]
+            spans.append(Span(tuple(ids), len(ids) - len(answer)))
+        else:
+            before, after = (tokenizer.decode(ids, skip_special=True) for ids in (prompt, answer))
+            spans.append(continuation_span(words, judge.token_spec, before, after, most))
+    scores = log_likelihoods(judge.network, judge.params, spans)
+    return np.asarray([(of.sum(dtype=np.float64), len(of)) for of, _ in scores]).reshape(-1, 2)
 
 
 def summed(

@@ -33,7 +33,7 @@ def generate_arguments(folder, *more, decoder=None):
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
     assert cli.main(generate_arguments(folder)) == 0
     out, err = capsys.readouterr()
-    wave = cli.generate._choose("recurrent_depth", "wavefront", {})
+    wave = cli.generate.choose("recurrent_depth", "wavefront", {})
     options = {"knobs": wave.knobs, "max_new_tokens": 6}
     expected = pd.generate(pd.load(folder), ["Ana has 3 apples."], wave.decoder, **options)
     assert out == expected.text[0] + "\n"
@@ -94,7 +94,7 @@ TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 def test_chat_answers_a_message_or_every_line(tmp_path, capsys, monkeypatch, more):
     folder = saved(tmp_path / "talker", chat_template=TURNS)
     options = f"--model {folder} --max-new-tokens 3 --chat --system Briefly.".split() + more
-    model, wave = pd.load(folder), cli.generate._choose("recurrent_depth", None, {})
+    model, wave = pd.load(folder), cli.generate.choose("recurrent_depth", None, {})
     messages, wanted = [{"role": "system", "content": "Briefly."}], []
     for line in ("Hi", "Why? "):
         words = cli.generate.PROMPT.format(question=line.strip()) if "--question" in more else line

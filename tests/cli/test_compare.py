@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import re
 from pathlib import Path
@@ -13,13 +14,14 @@ from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
 from paradec_jax import cli
-from paradec_jax.cli import demo
+from paradec_jax.cli import answers, demo
 from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.decode import Residual
 from paradec_jax.disk import folders
+from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
@@ -42,6 +44,12 @@ def easy(folder):
     """A file of problems that fit into the stubs."""
     write_problems(folder / "easy.jsonl", word_problems(4, seed=1, steps=(2, 2)))
     return str(folder / "easy.jsonl")
+
+
+def prompts(folder, *lines):
+    """A file of lines."""
+    (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder / "lines.jsonl")
 
 
 class TestAnswers:
@@ -73,7 +81,7 @@ class TestAnswers:
         assert [row["model"] for row in rows] == ["tiny", "tiny", "other", "other"]
         for piece in ("tiny: 2 problems", "other: 2", "wavefront", "1.00x", "r 4"):
             assert piece in out
-        assert "other against tiny, static decoding, same problems: +0.0 points" in out
+        assert "other against tiny, one by one, same problems: +0.0 points" in out
         line = next(line for line in out.splitlines() if "wavefront" in line)
         assert re.search(r"\d\.\d\dx .* \d+\.\d\d-\d+\.\d\d", line)
 
@@ -85,11 +93,71 @@ class TestAnswers:
             drawn.append(problems)
             raise ValueError("enough")
 
-        monkeypatch.setattr(cli.compare, "compare", keep)
+        monkeypatch.setattr(answers, "compare", keep)
         for more in ([], ["--data", "tuning"], ["--data", str(tmp_path / "own.jsonl")]):
             assert cli.main(["compare", folder, *more]) == 1
         assert drawn == [read_problems("unseen")[:200], read_problems("tuning"), own]
         capsys.readouterr()
+
+    def test_prompts_without_answers_under_a_judge(self, folder, capsys, tmp_path):
+        path = prompts(tmp_path, *({"prompt": f"Ana has {i}"} for i in range(3)))
+        words = ["compare", "--model", folder, "--data", path, "--new-tokens", "4", "--judge", folder]
+        assert cli.main([*words, "--json", str(tmp_path / "rows.json")]) == 0
+        out, (base, wave) = capsys.readouterr().out, strict((tmp_path / "rows.json").read_text())
+        low, high = base["log_prob_interval"]
+        assert low <= base["log_prob"] <= high < 0 and base["judge"] == "tiny" and base["exact"] is None
+        assert wave["equals_greedy"] < 1 and wave["log_prob"] < base["log_prob"]
+        assert "log p a token" in out and "under tiny, in nats" in out.replace("\n", " ")
+        assert "exact" not in out and "judged by" not in out
+
+    def test_rows_are_kept_and_not_made_again(self, folder, capsys, tmp_path, monkeypatch):
+        few, base, wave = small_settings()
+        put_settings(monkeypatch, "recurrent_depth", (few, base, wave))
+        monkeypatch.setattr(answers, "GROUP", 1)
+        made, path = [], tmp_path / "rows.json"
+
+        def stopped(sources, problems, **options):
+            if len(made) == 1:
+                raise ValueError("enough")
+            made.append([source.setting for source in sources])
+            return compare(sources, problems, **options)
+
+        monkeypatch.setattr(answers, "compare", stopped)
+        words = ["compare", folder, "--data", easy(tmp_path), "--timed", "1", "--json", str(path)]
+        assert cli.main(words) == 1 and made == [[few, base]]
+        kept, made[:] = strict(path.read_text()), []
+        assert cli.main(words) == 0 and made == [[base, wave]]
+        rows = strict(path.read_text())
+        assert rows[:2] == kept and [row["label"] for row in rows[:2]] == ["r 2", "r 4"] and len(rows) == 3
+        assert cli.main(words) == 0 and made == [[base, wave]], "nothing is missing"
+        assert "4 problems" in capsys.readouterr().out and strict(path.read_text()) == rows
+        for more, differing in ((["--problems", "2", "--timed", "2"], "problems, timed"), ([], "model")):
+            words[1] = words[1] if more else str(saved(tmp_path / "other"))
+            assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
+            assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
+        path.write_text("[{}]")
+        assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
+
+    def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
+        template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
+        place = str(saved(tmp_path / "chat", chat_template=template))
+        turns = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "so \\boxed{2}"}]
+        seen = []
+
+        def keep(sources, problems, **options):
+            seen.append((sources, problems))
+            raise ValueError("enough")
+
+        monkeypatch.setattr(answers, "compare", keep)
+        words = ["compare", place, "--data", prompts(tmp_path, {"messages": turns})]
+        assert cli.main([*words, "--decoder", "wavefront", "--decoder", "autoregressive --recurrence 1"]) == 1
+        ((base, wave, one), (asked,)), *_ = seen
+        assert (asked.prompt, asked.solution) == ("<two?>A:", "so \\boxed{2}")
+        assert base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
+        assert wave.setting.decoder.window == 3 and one.setting.decoder.recurrence == 1
+        for decoder, message in (("lookahead", "does not suit"), ("guess", "--decoder must begin with one")):
+            capsys.readouterr()
+            assert cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -140,6 +208,13 @@ def test_columns_of_a_family(capsys):
     fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
+    fields |= {
+        "difference_interval": None,
+        "log_prob": None,
+        "log_prob_interval": None,
+        "rule": "guess",
+        "judge": None,
+    }
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
     def shown(family, interval=(0.5, None), **changes):

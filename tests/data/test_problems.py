@@ -43,6 +43,9 @@ def test_exact_answers():
     assert exact_answers(drawn, ["", "#### x", *texts[2:]]).sum() == 48
     word = Problem("capital of France?", " Paris\n")  # without a number the whole text counts
     assert exact_answers([word] * 3, ["Paris", "Paris is", "#### 3"]).tolist() == [True, False, False]
+    boxed = Problem("1/2?", r"so \boxed{\frac{1}{2}}.")
+    texts = [r"\boxed{3} \boxed{ \frac{1}{2} }", r"\boxed{\frac{1}{2}} \boxed{2}", r"\boxed{\frac{1}", "1/2"]
+    assert exact_answers([boxed] * 4, texts).tolist() == [True, False, False, False]
 
 
 def test_files(tmp_path):
@@ -52,6 +55,12 @@ def test_files(tmp_path):
     line = json.dumps({"prompt": "one\u2028two", "answer": "a\n#### 1", "other": 2}, ensure_ascii=False)
     path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
     assert read_problems(path) == [Problem("one\u2028two", "a\n#### 1")] * 2
+    asked = [{"role": "user", "content": "a"}]
+    turns = {"messages": [*asked, {"role": "assistant", "content": "b"}]}
+    lines = {"prompt": "a"}, {"prompt": "a", "response": "b"}, turns, {"messages": asked}
+    for line, problem in zip(lines, (("a",), ("a", "b"), (asked, "b"), (asked,)), strict=True):
+        path.write_text(json.dumps(line))
+        assert read_problems(path) == [Problem(*problem)]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +68,12 @@ def test_files(tmp_path):
     [
         ("{", "is not JSON"),
         ("[]", "not an object"),
-        ('{"prompt": "a"}', 'lacks "answer"'),
-        ('{"prompt": "a", "answer": "#### b"}', "has no number after"),
+        ('{"prompt": 1}', 'lacks "prompt"'),
+        ('{"prompt": "a", "response": 1}', 'lacks "response"'),
+        ('{"prompt": "a"}', "has a prompt without an answer, and the first line has a prompt and an answer"),
+        ('{"prompt": "a", "answer": "#### b"}', "the answer lacks the number after"),
+        ('{"messages": ["a"]}', '"messages" must be a list'),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "must begin with a question"),
         ('{"prompt": "a", "answer": "b", "steps": "2"}', "must be a whole number"),
     ],
 )

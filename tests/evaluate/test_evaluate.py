@@ -87,7 +87,7 @@ def test_refusals(model, monkeypatch):
         compare(sources[:1], PROBLEMS)
     with pytest.raises(ValueError, match="at least one problem"):
         compare(sources, [])
-    with pytest.raises(ValueError, match="give a budget"):
+    with pytest.raises(ValueError, match="need a budget"):
         compare(sources, ["Ana"])
     with pytest.raises(ValueError, match="no tokenizer"):
         compare(sources_of(dataclasses.replace(model, tokenizer=None), small_settings()), PROBLEMS)

@@ -9,7 +9,7 @@ from stubs import StubCausal, StubDenoiser
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.evaluate.judge import judge_ids, judge_texts, summed
+from paradec_jax.evaluate.judge import judge_answers, judge_ids, judge_texts, summed
 from paradec_jax.evaluate.text_measures import variety
 from paradec_jax.store import Model
 
@@ -94,6 +94,17 @@ class TestTexts:
             same = judge_ids(judge, rows, definition="sdtt", begin=bos is not None)
             assert (found.perplexity, found.variety, found.cut) == (same.perplexity, same.variety, 1)
         assert judge_texts(judge, texts[:2]).definition == "mdlm"
+
+    def test_answers_after_prompts(self):
+        """Each token of an answer has its probability after all before it, by ids or, elsewhere, by texts."""
+        prompt, letters, more = [3, 5], character_tokenizer(LETTERS), character_tokenizer("-" + LETTERS)
+        rows = [[*JUDGE.expected(prompt, 1), 2], [4, 1, 1]]
+        want = [[-sum(losses_of(row, before=prompt)), len(row)] for row in rows]
+        judge = model_of(tokenizer=letters)
+        np.testing.assert_allclose(judge_answers(judge, letters, [prompt] * 2, rows), want, rtol=1e-4)
+        rows[0], want[0] = [4], [-losses_of([4], before=prompt)[0], 1]
+        ids = [[i + 1 for i in row] for row in (prompt, *rows)]
+        np.testing.assert_allclose(judge_answers(judge, more, ids[:1] * 2, ids[1:]), want, rtol=1e-4)
 
     def test_no_tokenizer(self):
         with pytest.raises(ValueError, match="no tokenizer"):
