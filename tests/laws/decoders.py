@@ -177,15 +177,16 @@ ROWS = {
         house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
     ),
 }
-# Every row is under the laws that share its three programs: a run, a trace, a row alone. Slow are replicas, whose
-# recorded arrays `make golden` replays, and what long programs differ in little. Laws that compile more are quick on
-# one row of each class, but for classes that go the same way through the machine as another one.
+# Laws of the program of a run are quick on every row, those that compile a trace or a row alone on the first row of
+# each class, and those that compile more on the classes that go a way of their own through the machine. Slow are
+# replicas, whose recorded arrays `make golden` replays, and long programs that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
-LONG = ("residual-speculative-random", "residual-speculative-unfused", "residual-zero")
+LONG = (*REPLICAS, "residual-speculative-random", "residual-speculative-unfused", "residual-zero")
 SELDOM = (
-    *(name for name in REPLICAS if not ROWS[name].kind.any_order),
+    *REPLICAS,
     "wavefront-straight-through",
+    "residual-speculative",
     "residual-veto",
     "elastic",
     "lookahead",
@@ -194,10 +195,11 @@ SELDOM = (
 )
 
 
-EVERY = over(ROWS, (*REPLICAS, *LONG))
-COUNTED = over({name: row for name, row in ROWS.items() if row.count}, (*REPLICAS, *LONG))
-CUT = over({name: row for name, row in ROWS.items() if not row.overruns}, (*REPLICAS, *LONG))
-SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy}, (*REPLICAS, *LONG))
+EVERY = over(ROWS, LONG)
+BY_CLASS = over(ROWS, [name for name in ROWS if name not in CLASSES or name in REPLICAS])
+COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
+CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
+SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)
 EACH_CLASS = over(CLASSES, SELDOM)
 EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], SELDOM)
 
