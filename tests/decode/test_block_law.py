@@ -144,8 +144,7 @@ def in_parallel(joint: JointBlocks) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("draws", "fused"),
-    [(4_000, True), *(slow(100_000, fused) for fused in (True, False))],
+    ("draws", "fused"), [(4_000, True), *(slow(100_000, fused) for fused in (True, False))]
 )
 def test_random_positions_one_at_a_time_have_the_joint_law(draws, fused):
     found = texts(draws, rule="random", fuse_store=fused, fuse_prompt=fused)

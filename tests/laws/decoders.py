@@ -31,12 +31,7 @@ from decoder_rows import (
 )
 from marks import over
 from plain_baselines import lookahead_count, prompt_lookup_count
-from plain_canvas import (
-    dual_cache_count,
-    grid_count,
-    strided_count,
-    whole_canvas_count,
-)
+from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_recurrent import (
     latent_count,
     one_by_one_count,
@@ -215,10 +210,7 @@ REAL = {
 }
 CAUSAL = {
     "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3, "min_ngram": 2}),
-    "lookahead": (
-        decode.Lookahead,
-        {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
-    ),
+    "lookahead": (decode.Lookahead, {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True}),
     "jacobi": (decode.Jacobi, {"block": 4, "running": True, "candidates": 2}),
     "jacobi-blocks": (decode.Jacobi, {"block": 3, "blocks": 2, "pool": 2}),
 }

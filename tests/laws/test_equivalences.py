@@ -84,10 +84,7 @@ def test_log_probabilities_are_those_of_a_forward_pass():
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
-        slow(decode.Jacobi, {"block": 3}),
-    ],
+    [(decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}), slow(decode.Jacobi, {"block": 3})],
 )
 def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
     decoder = tiny(kind, "full", **options)
@@ -114,10 +111,7 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
     wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2, prefill_recurrence=8)
     knobs = {"temperature": temperature, "exit_threshold": 0.4}
     waved = decode.run(
-        wave,
-        tiny_params(),
-        tiny_request(BUDGET),
-        wave.Knobs(momentum=0.0, max_recurrence=8, **knobs),
+        wave, tiny_params(), tiny_request(BUDGET), wave.Knobs(momentum=0.0, max_recurrence=8, **knobs)
     )
     adaptive = tiny(decode.Adaptive, "shared", max_recurrence=8, exit_in_prefill=False)
     adapted = decode.run(

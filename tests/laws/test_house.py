@@ -12,11 +12,7 @@ from house_decoders import AnyOrder, DualCache, RevealKnobs
 from marks import slow
 from results import listed, rows_of
 from small_tokenizers import letters
-from stubs import (
-    PROMPTS,
-    StubDenoiser,
-    tiny_request,
-)
+from stubs import PROMPTS, StubDenoiser, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec

@@ -19,13 +19,7 @@ from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from objectives import OBJECTIVES, difference, fitted
 from slices import mesh_named, weights  # noqa: F401
-from stubs import (
-    tiny_causal,
-    tiny_causal_params,
-    tiny_network,
-    tiny_params,
-    tiny_request,
-)
+from stubs import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 
 import paradec_jax as pd
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
