@@ -11,16 +11,8 @@ PACKAGE = "paradec_jax"
 
 # What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
 # its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
-BELOW = {
-    "config",
-    "noise",
-    "nn.cache",
-    "nn.masks",
-    "nn.precision",
-    "sharding.mesh",
-    "sharding.processes",
-    "sharding.rules",
-}
+BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
+BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
@@ -86,9 +78,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = (
-                path.relative_to(ROOT).with_suffix("").parts[: -node.level or None] if node.level else ()
-            )
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            package = parts[: -node.level] if node.level else ()
             base = ".".join([*package, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
