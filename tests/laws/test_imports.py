@@ -131,12 +131,8 @@ OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
 
 @pytest.mark.parametrize(
     ("folder", "path"),
-    [
-        pytest.param(folder, path, id=ids(path))
-        for folder in OUTSIDE
-        for path in FILES
-        if path.is_relative_to(ROOT / folder)
-    ],
+    [(folder, path) for folder in OUTSIDE for path in FILES if path.is_relative_to(ROOT / folder)],
+    ids=lambda value: ids(value) if isinstance(value, Path) else None,
 )
 def test_what_stands_outside_knows_what_it_may(folder, path):
     studies, package = OUTSIDE[folder]
