@@ -178,13 +178,8 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     trusting = run(decode.ResidualVeto, "zero", knobs, budgets, judge=judge)
     assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts
     assert trusting.network_calls.tolist() == plain.network_calls.tolist()
-    doubting = run(
-        decode.ResidualVeto,
-        LIAR,
-        {**knobs, **({"delta": 0.5} if judge == "change" else {})},
-        budgets,
-        judge=judge,
-    )
+    asked = knobs | ({"delta": 0.5} if judge == "change" else {})
+    doubting = run(decode.ResidualVeto, LIAR, asked, budgets, judge=judge)
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
     assert doubting.network_calls.tolist() == base("static", budgets).network_calls.tolist() == list(budgets)
     assert (np.asarray(doubting.network_calls) > np.asarray(plain.network_calls)).any()

@@ -18,28 +18,13 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block import rules
 
-WIDE = {
-    "width": 8,
-    "layers": 1,
-    "heads": 2,
-    "kv_heads": 2,
-    "vocab_size": 7,
-    "dtype": "float64",
-    "param_dtype": "float64",
-}
+WIDE = {"width": 8, "layers": 1, "heads": 2, "kv_heads": 2, "vocab_size": 7}
+WIDE |= {"dtype": "float64", "param_dtype": "float64"}
 SPEC = TokenSpec(mask=6, alignment="own")
-TEXT, GIVEN, NEW, STEPS = (
-    [3, 0, 1, 2, 4],
-    [True, False, True, True, True],
-    7,
-    8,
-)  # a hole, and two blocks with masks
-KNOBS: dict[str, Any] = {
-    "temperature": 1.7,
-    "token_temperature": 0.6,
-    "gate_temperature": 0.7,
-    "threshold": (0.8, 0.7),
-}
+TEXT, GIVEN = [3, 0, 1, 2, 4], [True, False, True, True, True]  # a hole
+NEW, STEPS = 7, 8  # two blocks with masks
+KNOBS: dict[str, Any] = {"temperature": 1.7, "token_temperature": 0.6}
+KNOBS |= {"gate_temperature": 0.7, "threshold": (0.8, 0.7)}
 
 
 def seen(state: Any, info: Any) -> Any:

@@ -135,13 +135,10 @@ def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
     assert waved.counts["recurrences"].tolist() == static("shared").counts["recurrences"].tolist()
 
 
+ALONE = {"window": 1, "inner_recurrence": 2}
 WITHOUT_EXIT = {
     "adaptive": (decode.Adaptive, {"max_recurrence": 4}, {}),
-    "wavefront": (
-        decode.Wavefront,
-        {"window": 1, "inner_recurrence": 2},
-        {"momentum": 0.0, "max_recurrence": 4},
-    ),
+    "wavefront": (decode.Wavefront, ALONE, {"momentum": 0.0, "max_recurrence": 4}),
 }
 
 

@@ -122,13 +122,8 @@ def test_a_decoding_loop_stacks_no_caches(scan):
 
 @pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_a_module_called_on_texts_sees_what_its_network_does(name):
-    scaling = {
-        "kind": "llama3",
-        "factor": 8.0,
-        "original": 4,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    }
+    scaling = {"kind": "llama3", "factor": 8.0, "original": 4}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     network, params = changed(name, rope_scaling=scaling), params_of(name)
     out = network.forward(params, TOKENS, jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape))
     found = network.module.apply({"params": params}, TOKENS)
