@@ -68,7 +68,7 @@ MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}
 # The one file that reads pickles, with stand-ins for every name in them.
 READS_PICKLES = ROOT / "convert" / "torch_files.py"
 KNOW_CONVERTERS = [ROOT / PACKAGE / "store.py", ROOT / PACKAGE / "cli" / "__init__.py"]
-NEVER_CALLED = "eval exec torch.load pickle.load pickle.loads pickle.Unpickler".split()
+NEVER_CALLED = ["eval", "exec", "torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler"]
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 
