@@ -250,10 +250,7 @@ def of_stubs(root: Path) -> dict[str, str]:
     found = {}
     for name, row in ROWS.items():
         request = decode.make_request(
-            [list(prompt) for prompt in PROMPTS],
-            max_new_tokens=(BUDGET, 2, 5),
-            stop=(0,),
-            seed=5,
+            [list(prompt) for prompt in PROMPTS], max_new_tokens=(BUDGET, 2, 5), stop=(0,), seed=5
         )
         for temperature in (0.0, 1.0):
             decoded = decode.run(row.decoder(), row.params, request, row.values(temperature=temperature))

@@ -18,9 +18,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    wave = Setting(
-        "wavefront", pd.Wavefront(inner_recurrence=2, window=3), pd.Wavefront.Knobs(exit_threshold=0.2)
-    )
+    decoder = pd.Wavefront(inner_recurrence=2, window=3)
+    wave = Setting("wavefront", decoder, pd.Wavefront.Knobs(exit_threshold=0.2))
     put_settings(monkeypatch, "recurrent_depth", (*small_settings()[1:2], wave))
     monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
@@ -138,12 +137,8 @@ def test_words_that_name_no_decoder_are_a_prompt():
 
 
 def test_json_takes_a_path_of_its_kind_alone():
-    for words in (
-        ["compare", "--json"],
-        ["compare", "--json", "tiny-sdar"],
-        ["compare", "--json", "--seed", "2"],
-    ):
-        assert cli._arguments(words) == [*words[:2], "-", *words[2:]]
+    for after in ([], ["tiny-sdar"], ["--seed", "2"]):
+        assert cli._arguments(["compare", "--json", *after]) == ["compare", "--json", "-", *after]
     for words in (["compare", "--json", "rows.json", "tiny-sdar"], ["compare", "--json", "-"]):
         assert cli._arguments(words) == words
 
@@ -191,7 +186,7 @@ def test_help(capsys):
             cli.main([*arguments, "--help"])
         assert exit_info.value.code == 0
     out = capsys.readouterr().out
-    for word in (
+    for word in [
         "demo",
         "export",
         "--alignment",
@@ -199,5 +194,5 @@ def test_help(capsys):
         "prompt-lookup",
         "--stream",
         "--inner-recurrence",
-    ):
+    ]:
         assert word in out

@@ -1,6 +1,7 @@
 """Models of random weights, changes to what is exported of them, and a command that must fail."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -29,47 +30,30 @@ LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original=16, low_freq_factor=1.0
 YARN = RopeScaling(kind="yarn", factor=8.0, original=16, beta_slow=1.0, attention_factor=1.3, truncate=False)
 WINDOWS: dict[str, Any] = {"layers": 5, "sliding_window": 6, "sliding_layers": (True, False)}
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+UNTIED = {"qk_bias": False, "tie_embeddings": False}
+SHIFTED = dataclasses.replace(OWN, alignment="next")
+recurrent, causal, sdar = (functools.partial(dataclasses.replace, one) for one in (RECURRENT, CAUSAL, SDAR))
 # The first word of a name is the family's, or the model type's, layout.
 MODELS: dict[str, tuple[Any, TokenSpec]] = {
     "huginn": (RECURRENT, NEXT),
-    "huginn bfloat16": (dataclasses.replace(RECURRENT, **HALF, prelude_layers=2), NEXT),
-    "huginn untied": (
-        dataclasses.replace(
-            RECURRENT, qk_bias=False, tie_embeddings=False, rope_base=1234.5, remat="iteration", norm_eps=1e-5
-        ),
-        NEXT,
-    ),
+    "huginn bfloat16": (recurrent(**HALF, prelude_layers=2), NEXT),
+    "huginn untied": (recurrent(remat="iteration", rope_base=1234.5, norm_eps=1e-5, **UNTIED), NEXT),
     "qwen2": (CAUSAL, NEXT),
-    "qwen2 untied bfloat16": (dataclasses.replace(CAUSAL, **HALF, tie_embeddings=False), NEXT),
-    "qwen3": (
-        dataclasses.replace(CAUSAL, qkv_bias=False, qk_norm=True, head_channels=6, norm_eps=1e-5),
-        NEXT,
-    ),
-    "qwen3 biases": (dataclasses.replace(CAUSAL, qk_norm=True, tie_embeddings=False), NEXT),
-    "llama": (
-        dataclasses.replace(CAUSAL, qkv_bias=False, tie_embeddings=False, rope_base=1234.5, kv_heads=4),
-        NEXT,
-    ),
-    "llama every bias": (
-        dataclasses.replace(CAUSAL, out_bias=True, mlp_bias=True, rope_scaling=DYNAMIC),
-        NEXT,
-    ),
-    "llama llama3": (dataclasses.replace(CAUSAL, qkv_bias=False, rope_scaling=LLAMA3), NEXT),
-    "qwen2 windows, yarn": (dataclasses.replace(CAUSAL, **WINDOWS, rope_scaling=YARN), NEXT),
-    "qwen3 every bias": (dataclasses.replace(CAUSAL, qk_norm=True, out_bias=True), NEXT),
+    "qwen2 untied bfloat16": (causal(**HALF, tie_embeddings=False), NEXT),
+    "qwen3": (causal(qkv_bias=False, qk_norm=True, head_channels=6, norm_eps=1e-5), NEXT),
+    "qwen3 biases": (causal(qk_norm=True, tie_embeddings=False), NEXT),
+    "llama": (causal(qkv_bias=False, tie_embeddings=False, rope_base=1234.5, kv_heads=4), NEXT),
+    "llama every bias": (causal(out_bias=True, mlp_bias=True, rope_scaling=DYNAMIC), NEXT),
+    "llama llama3": (causal(qkv_bias=False, rope_scaling=LLAMA3), NEXT),
+    "qwen2 windows, yarn": (causal(**WINDOWS, rope_scaling=YARN), NEXT),
+    "qwen3 every bias": (causal(qk_norm=True, out_bias=True), NEXT),
     "sdar": (SDAR, OWN),
-    "sdar next, several lengths": (
-        dataclasses.replace(SDAR, blocks=(4, 8)),
-        dataclasses.replace(OWN, alignment="next"),
-    ),
-    "sdar bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
-    "sdar tied, biases": (dataclasses.replace(SDAR, tie_embeddings=True, qkv_bias=True, block=4), OWN),
-    "Fast_dLLM_Qwen": (
-        dataclasses.replace(SDAR, qk_norm=False, qkv_bias=True, block=32),
-        dataclasses.replace(OWN, alignment="next"),
-    ),
+    "sdar next, several lengths": (sdar(blocks=(4, 8)), SHIFTED),
+    "sdar bfloat16": (sdar(**HALF), OWN),
+    "sdar tied, biases": (sdar(tie_embeddings=True, qkv_bias=True, block=4), OWN),
+    "Fast_dLLM_Qwen": (sdar(qk_norm=False, qkv_bias=True, block=32), SHIFTED),
     "sdar head": (SDAR, OWN),
-    "sdar head bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
+    "sdar head bfloat16": (sdar(**HALF), OWN),
     "mdlm": (PRESETS["test-mdlm"], OWN),
     "mdlm bfloat16": (dataclasses.replace(PRESETS["test-mdlm"], **HALF, dropout=0.0), OWN),
 }

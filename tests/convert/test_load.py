@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exports import assert_same
+from marks import over
 
 import paradec_jax as pd
 from paradec_jax.cli import main
@@ -34,7 +35,7 @@ print(pd.__file__, sys.modules["paradec_jax.convert.engine"].__file__, sep="\\n"
 """
 
 
-@pytest.mark.parametrize("kind", ["checkout", "editable", "wheel"])
+@over(["checkout", "editable", "wheel"], ["checkout", "editable"], "kind")
 def test_an_installation_loads_generates_and_exports(kind, tmp_path):
     source = place = ROOT
     if kind != "checkout":

@@ -8,17 +8,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from exports import (
-    CONFIG,
-    GOLDEN,
-    MODELS,
-    WEIGHTS,
-    assert_same,
-    exported,
-    imported,
-    make_model,
-    recorded,
-)
+from exports import CONFIG, GOLDEN, MODELS, WEIGHTS, assert_same, exported, imported, make_model, recorded
 from safetensors.numpy import load_file
 
 from paradec_jax import store

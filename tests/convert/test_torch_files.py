@@ -311,10 +311,7 @@ class TestBuffers:
 
     @pytest.mark.parametrize(
         ("name", "shape"),
-        [
-            ("model.layers.0.self_attn.bias", (16,)),
-            ("model.layers.0.mlp.bias", (1, 1, 4, 4)),
-        ],
+        [("model.layers.0.self_attn.bias", (16,)), ("model.layers.0.mlp.bias", (1, 1, 4, 4))],
     )
     def test_others_stay_unknown(self, name, shape, copy, capsys):
         source = copy("qwen2")

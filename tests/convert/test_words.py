@@ -75,26 +75,16 @@ class TestBeginOfText:
     @pytest.mark.parametrize(
         ("post", "config", "named", "message"),
         [
-            (
-                BEGIN,
-                {"add_bos_token": False},
-                {},
-                r"tokenizer_config\.json is False, but .*tokenizer\.json begins",
-            ),
+            (BEGIN, {"add_bos_token": False}, {}, r"_config\.json is False, but .*tokenizer\.json begins"),
             (BEGIN, {}, {"config.json": 2}, r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json"),
             (
                 {},
                 {"add_bos_token": True, "bos_token": "<z>"},
                 {},
-                r"'<z>', which is no token of .*tokenizer\.json",
+                r"'<z>', which is no token of .*izer\.json",
             ),
             ({}, {"add_bos_token": True}, {}, "no file names the token"),
-            (
-                {"before": "<s> </s> $A", "special": BOTH["special"]},
-                {},
-                {},
-                r"with \[1, 2\], not with one token",
-            ),
+            (BOTH | {"before": "<s> </s> $A"}, {}, {}, r"with \[1, 2\], not with one token"),
         ],
     )
     def test_files_that_contradict_each_other(self, tmp_path, post, config, named, message):
@@ -111,9 +101,8 @@ class TestBeginOfText:
     @pytest.mark.parametrize("bos", [1, None])
     @pytest.mark.parametrize("post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}])
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
-        model = dataclasses.replace(
-            make_model("qwen2"), token_spec=TokenSpec(bos, (2,)), tokenizer=words(**post)
-        )
+        told = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(**post)}
+        model = dataclasses.replace(make_model("qwen2"), **told)
         out = exported(model, tmp_path)
         backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         begin = [] if bos is None else [bos]
@@ -188,22 +177,15 @@ class TestSpecialTokens:
         assert ids[0] == 1 and ids.count(1) == 1
 
     def test_those_that_no_id_tells_of_travel_with_the_model(self, folder):
-        source = written(
-            folder / "exported", words(), unk_token="<unk>", image_token={"content": "<i>"}, sep_token=None
-        )
-        model = imported(source)
-        assert model.special_tokens == {"unk_token": "<unk>", "image_token": "<i>"}
-        assert chat.special_tokens(model) == {
-            "unk_token": "<unk>",
-            "image_token": "<i>",
-            "eos_token": "</s>",
-            "pad_token": "<pad>",
-        }
+        named = {"unk_token": "<unk>", "image_token": {"content": "<i>"}, "sep_token": None}
+        model = imported(written(folder / "exported", words(), **named))
+        own = {"unk_token": "<unk>", "image_token": "<i>"}
+        assert model.special_tokens == own
+        assert chat.special_tokens(model) == {**own, "eos_token": "</s>", "pad_token": "<pad>"}
         out = exported(model, folder / "out")
         config = json.loads((out / "tokenizer_config.json").read_text())
-        assert {name: text for name, text in config.items() if name.endswith("k_token")} == {
-            "unk_token": "<unk>"
-        }
+        found = {name: text for name, text in config.items() if name.endswith("k_token")}
+        assert found == {"unk_token": "<unk>"}
         assert config["eos_token"] == "</s>" and "image_token" not in config
 
     @pytest.mark.parametrize(

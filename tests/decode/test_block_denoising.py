@@ -13,13 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reading import read
-from stubs import (
-    PROMPTS,
-    StubDenoiser,
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_request,
-)
+from stubs import PROMPTS, StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
 from experiments.replicas import ReleasedDenoising
 from paradec_jax import decode

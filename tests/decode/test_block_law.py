@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
+from marks import over, slow
 from stubs import JointBlocks, StubDenoiser
 
 from paradec_jax import decode
@@ -34,22 +35,22 @@ def chosen(decoder, logits, masked, at, step, keys, knobs):
     return decoder.choose(logits, masked, at, step, begin(request, 2, 0), knobs)
 
 
-def test_a_choice_depends_on_state_step_and_keys_alone():
+@over(rules.RULES, {*rules.RULES} - {"random", "threshold"}, "rule")
+def test_a_choice_depends_on_state_step_and_keys_alone(rule):
     """Folded candidates choose what each chooses alone; another step draws with other noise."""
     logits = jax.random.normal(jax.random.key(0), (3, 4, 11))
     masked = jnp.asarray([[True, False, True, True], [True] * 4, [False, True, True, False]])
     at = jnp.asarray([8, 4, 8])
     step, keys = jnp.asarray([1, 0, 2]), jax.random.split(jax.random.key(1), 3)
-    for rule in rules.RULES:
-        knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
-        choose = jax.jit(functools.partial(chosen, deciding(rule)))
-        whole = choose(logits, masked, at, step, keys, knobs)
-        assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
-        assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
-        for i in range(3):
-            alone = choose(*(x[i : i + 1] for x in (logits, masked, at, step, keys)), knobs)
-            assert (alone.where[0] == whole.where[i]).all() and (alone.tokens[0] == whole.tokens[i]).all()
-            np.testing.assert_allclose(alone.scores[0], whole.scores[i], rtol=1e-6)
+    knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
+    choose = jax.jit(functools.partial(chosen, deciding(rule)))
+    whole = choose(logits, masked, at, step, keys, knobs)
+    assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
+    assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
+    for i in range(3):
+        alone = choose(*(x[i : i + 1] for x in (logits, masked, at, step, keys)), knobs)
+        assert (alone.where[0] == whole.where[i]).all() and (alone.tokens[0] == whole.tokens[i]).all()
+        np.testing.assert_allclose(alone.scores[0], whole.scores[i], rtol=1e-6)
     later = choose(logits, masked, at, step + 1, keys, knobs)
     assert (later.tokens != whole.tokens).any()
 
@@ -72,21 +73,22 @@ def shares(decoder, knobs, count=64):
     return dict(zip(choice.tokens[:, 0].tolist(), choice.scores[:, 0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("rule", rules.RULES)
-def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule):
+ASKED = [(rule, confidence) for rule in rules.RULES for confidence in (None, *SHARES)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "confidence"), [case if case[0] == "threshold" or not case[1] else slow(*case) for case in ASKED]
+)
+def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule, confidence):
     """Fast-dLLM scores the raw softmax, SDAR and JetEngine the tempered one, before truncation."""
-    knobs = rules.DenoisingKnobs(temperature=0.7, top_p=0.9)
-    for confidence in (None, *SHARES):
-        found = shares(deciding(rule, vocab=5, confidence=confidence), knobs)
-        assert found.keys() == {0, 1, 2}, "the fourth is drawn only without top-p"
-        for token, share in found.items():
-            assert share == pytest.approx(SHARES[confidence or PAPERS[rule]][token], abs=2e-6)
-        for plain in (
-            rules.DenoisingKnobs(temperature=0.0, top_p=0.9),
-            rules.DenoisingKnobs(temperature=1.0),
-        ):
-            for token, share in shares(deciding(rule, vocab=5, confidence=confidence), plain).items():
-                assert share == pytest.approx(SHARES["raw"][token], abs=2e-6)
+    decoder, knobs = deciding(rule, vocab=5, confidence=confidence), rules.DenoisingKnobs
+    found = shares(decoder, knobs(temperature=0.7, top_p=0.9))
+    assert found.keys() == {0, 1, 2}, "the fourth is drawn only without top-p"
+    for token, share in found.items():
+        assert share == pytest.approx(SHARES[confidence or PAPERS[rule]][token], abs=2e-6)
+    for plain in (knobs(temperature=0.0, top_p=0.9), knobs(temperature=1.0)):
+        for token, share in shares(decoder, plain).items():
+            assert share == pytest.approx(SHARES["raw"][token], abs=2e-6)
 
 
 def test_what_passes_a_bound_depends_on_the_confidence():
@@ -142,8 +144,7 @@ def in_parallel(joint: JointBlocks) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("draws", "fused"),
-    [(4_000, True), *(pytest.param(100_000, fused, marks=pytest.mark.slow) for fused in (True, False))],
+    ("draws", "fused"), [(4_000, True), *(slow(100_000, fused) for fused in (True, False))]
 )
 def test_random_positions_one_at_a_time_have_the_joint_law(draws, fused):
     found = texts(draws, rule="random", fuse_store=fused, fuse_prompt=fused)

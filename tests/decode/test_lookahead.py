@@ -54,10 +54,7 @@ def test_a_text_is_read_from_its_start(width):
 
 @pytest.mark.parametrize(
     ("options", "fewer"),
-    [
-        ({"level": 3, "window": 4, "guesses": 2}, True),
-        ({"level": 5, "window": 1, "guesses": 3}, False),
-    ],
+    [({"level": 3, "window": 4, "guesses": 2}, True), ({"level": 5, "window": 1, "guesses": 3}, False)],
 )
 def test_calls_are_those_of_lists(options, fewer):
     """With more levels than columns too, where the window is largest before it is full."""

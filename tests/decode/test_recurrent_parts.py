@@ -32,13 +32,8 @@ def first_step(kind: type, options: dict, **knobs) -> tuple:
 def test_rows_leave_the_loop_one_by_one(bounded):
     recurrences, values = first_step(decode.Adaptive, {"bounded": bounded}, exit_threshold=0.01)
     assert recurrences.tolist() == [2, 3, 5, 0]  # one more than needed shows that nothing moves
-    nan = np.nan
-    want = [
-        [1, 0, nan, nan, nan, nan],
-        [1, 1 / 2, 0, nan, nan, nan],
-        [1, 1 / 2, 1 / 3, 1 / 4, 0, nan],
-        [nan] * 6,
-    ]
+    exits = [[1, 0], [1, 1 / 2, 0], [1, 1 / 2, 1 / 3, 1 / 4, 0], []]
+    want = [[*row, *[np.nan] * (6 - len(row))] for row in exits]
     np.testing.assert_allclose(values, want, rtol=1e-6)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow
 from plain_canvas import residual_count
 from stubs import (
     PROMPTS,
@@ -58,9 +59,9 @@ RIGHT, LIAR = StubHead(STUB), StubHead(STUB, "liar")
 # Direct decoding
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alignment", ["own", slow("next")])
+@pytest.mark.parametrize("fused", [True, slow(False)])
+@pytest.mark.parametrize("steps", [1, slow(3)])
 def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
     """A right head lies if its cache lacks a block, or holds what was said of one that was not complete."""
     options = {"head_steps": steps, "fuse_store": fused, "fuse_prompt": fused}
@@ -80,13 +81,14 @@ def test_a_liar_is_believed():
     assert totals(result) == totals(run(decode.Residual, RIGHT, rule="static"))
 
 
-def test_a_head_without_confidence_is_the_base_decoder():
+@pytest.mark.parametrize("steps", [1, slow(3)])
+def test_a_head_without_confidence_is_the_base_decoder(steps):
     """No step of the head is sure enough: the base's text and calls; where much was revealed nobody asks."""
     plain = base()
-    unsure = run(decode.Residual, LIAR, {"head_threshold": 2.0}, rule="static", head_steps=3)
+    unsure = run(decode.Residual, LIAR, {"head_threshold": 2.0}, rule="static", head_steps=steps)
     assert unsure.completions() == plain.completions()
     assert unsure.network_calls.tolist() == plain.network_calls.tolist()
-    idle = run(decode.Residual, LIAR, {"enough": 1}, rule="static", head_steps=3)
+    idle = run(decode.Residual, LIAR, {"enough": 1}, rule="static", head_steps=steps)
     assert idle.completions() == plain.completions()
     stores = [
         sum(p % 4 == 0 for p in range(len(prompt) + 1, len(prompt) + new - 1))
@@ -160,7 +162,10 @@ def test_residuals_change_what_is_written():
 # Veto
 
 
-@pytest.mark.parametrize("judge", ["change", "confidence"])
+JUDGES = pytest.mark.parametrize("judge", [slow("change"), "confidence"])
+
+
+@JUDGES
 def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     """A liar has every proposal of a step fall but one, so a call reveals one position, whichever that is.
 
@@ -173,20 +178,15 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     trusting = run(decode.ResidualVeto, "zero", knobs, budgets, judge=judge)
     assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts
     assert trusting.network_calls.tolist() == plain.network_calls.tolist()
-    doubting = run(
-        decode.ResidualVeto,
-        LIAR,
-        {**knobs, **({"delta": 0.5} if judge == "change" else {})},
-        budgets,
-        judge=judge,
-    )
+    asked = knobs | ({"delta": 0.5} if judge == "change" else {})
+    doubting = run(decode.ResidualVeto, LIAR, asked, budgets, judge=judge)
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
     assert doubting.network_calls.tolist() == base("static", budgets).network_calls.tolist() == list(budgets)
     assert (np.asarray(doubting.network_calls) > np.asarray(plain.network_calls)).any()
     assert (doubting.counts["head_calls"] > 0).all()
 
 
-@pytest.mark.parametrize("judge", ["change", "confidence"])
+@JUDGES
 def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
     knobs = {"threshold": 0.999, "steps": 2}
     plain, trusting = base("dynamic", **knobs), run(decode.ResidualVeto, "zero", knobs, judge=judge)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import soft_canvas
+from marks import slow
 from results import listed
 from soft_canvas import check_differences
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
@@ -17,28 +18,13 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block import rules
 
-WIDE = {
-    "width": 8,
-    "layers": 1,
-    "heads": 2,
-    "kv_heads": 2,
-    "vocab_size": 7,
-    "dtype": "float64",
-    "param_dtype": "float64",
-}
+WIDE = {"width": 8, "layers": 1, "heads": 2, "kv_heads": 2, "vocab_size": 7}
+WIDE |= {"dtype": "float64", "param_dtype": "float64"}
 SPEC = TokenSpec(mask=6, alignment="own")
-TEXT, GIVEN, NEW, STEPS = (
-    [3, 0, 1, 2, 4],
-    [True, False, True, True, True],
-    7,
-    8,
-)  # a hole, and two blocks with masks
-KNOBS: dict[str, Any] = {
-    "temperature": 1.7,
-    "token_temperature": 0.6,
-    "gate_temperature": 0.7,
-    "threshold": (0.8, 0.7),
-}
+TEXT, GIVEN = [3, 0, 1, 2, 4], [True, False, True, True, True]  # a hole
+NEW, STEPS = 7, 8  # two blocks with masks
+KNOBS: dict[str, Any] = {"temperature": 1.7, "token_temperature": 0.6}
+KNOBS |= {"gate_temperature": 0.7, "threshold": (0.8, 0.7)}
 
 
 def seen(state: Any, info: Any) -> Any:
@@ -76,7 +62,8 @@ def graded(relaxation: str, alignment: str = "own") -> Any:
         return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alignment", ["own", "next"])
 def test_soft_gradients_are_finite_differences(alignment):
     _, events, gradient = graded("soft", alignment=alignment)
     assert not gradient["vectors"][0, 1].any(), "nothing reads what stands at a hole"
@@ -133,9 +120,10 @@ def compared(kind: type, alignment: str, knobs: dict[str, Any], fused: bool = Tr
     ("rule", "alignment", "fused", "temperature"),
     [
         ("dynamic", "own", True, 0.0),
-        ("threshold", "next", False, 1.3),
-        pytest.param("threshold", "own", True, 0.0, marks=pytest.mark.slow),
-        pytest.param("dynamic", "next", False, 1.3, marks=pytest.mark.slow),
+        ("dynamic", "own", True, 1.3),
+        slow("threshold", "own", True, 0.0),
+        slow("threshold", "next", False, 1.3),
+        slow("dynamic", "next", False, 1.3),
     ],
 )
 def test_straight_tokens_are_those_of_block_denoising(rule, alignment, fused, temperature):

@@ -41,12 +41,8 @@ def loss(relaxation: str, top_p: float = 1.0) -> Any:
     request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
 
     def value(at: dict[str, Any]) -> Any:
-        soft = decode.SoftGiven(vectors=at["vectors"])
-        given = (
-            at["params"],
-            dataclasses.replace(request, recorded=soft),
-            decoder.Knobs(**at["knobs"], top_p=top_p),
-        )
+        soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
+        given = (at["params"], soft, decoder.Knobs(**at["knobs"], top_p=top_p))
         _, (values, tokens) = decode.rollout(decoder, *given, n=STEPS, segment=2, record=seen)
         return jnp.sum(values * (1 + jnp.arange(STEPS))), (tokens,)
 

@@ -117,15 +117,7 @@ def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row
 def released_row(kind: type, most: Callable[[int], int], **options: Any) -> Row:
     """A row of a released block decoder, whose first call commits nothing."""
     return Row(
-        kind,
-        options,
-        {},
-        REPEATING,
-        StubCausal,
-        overruns=True,
-        only_greedy=True,
-        first=(1, 0),
-        most=most,
+        kind, options, {}, REPEATING, StubCausal, overruns=True, only_greedy=True, first=(1, 0), most=most
     )
 
 

@@ -31,12 +31,7 @@ from decoder_rows import (
 )
 from marks import over
 from plain_baselines import lookahead_count, prompt_lookup_count
-from plain_canvas import (
-    dual_cache_count,
-    grid_count,
-    strided_count,
-    whole_canvas_count,
-)
+from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_recurrent import (
     latent_count,
     one_by_one_count,
@@ -177,15 +172,16 @@ ROWS = {
         house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
     ),
 }
-# Every row is under the laws that share its three programs: a run, a trace, a row alone. Slow are replicas, whose
-# recorded arrays `make golden` replays, and what long programs differ in little. Laws that compile more are quick on
-# one row of each class, but for classes that go the same way through the machine as another one.
+# Laws of the program of a run are quick on every row, those that compile a trace or a row alone on the first row of
+# each class, and those that compile more on the classes that go a way of their own through the machine. Slow are
+# replicas, whose recorded arrays `make golden` replays, and long programs that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
-LONG = ("residual-speculative-random", "residual-speculative-unfused", "residual-zero")
+LONG = (*REPLICAS, "residual-speculative-random", "residual-speculative-unfused", "residual-zero")
 SELDOM = (
-    *(name for name in REPLICAS if not ROWS[name].kind.any_order),
+    *REPLICAS,
     "wavefront-straight-through",
+    "residual-speculative",
     "residual-veto",
     "elastic",
     "lookahead",
@@ -194,10 +190,11 @@ SELDOM = (
 )
 
 
-EVERY = over(ROWS, (*REPLICAS, *LONG))
-COUNTED = over({name: row for name, row in ROWS.items() if row.count}, (*REPLICAS, *LONG))
-CUT = over({name: row for name, row in ROWS.items() if not row.overruns}, (*REPLICAS, *LONG))
-SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy}, (*REPLICAS, *LONG))
+EVERY = over(ROWS, LONG)
+BY_CLASS = over(ROWS, [name for name in ROWS if name not in CLASSES or name in REPLICAS])
+COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
+CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
+SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)
 EACH_CLASS = over(CLASSES, SELDOM)
 EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], SELDOM)
 
@@ -213,10 +210,7 @@ REAL = {
 }
 CAUSAL = {
     "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3, "min_ngram": 2}),
-    "lookahead": (
-        decode.Lookahead,
-        {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
-    ),
+    "lookahead": (decode.Lookahead, {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True}),
     "jacobi": (decode.Jacobi, {"block": 4, "running": True, "candidates": 2}),
     "jacobi-blocks": (decode.Jacobi, {"block": 3, "blocks": 2, "pool": 2}),
 }
@@ -257,9 +251,8 @@ def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
 
     decoder, results = row.decoder(row.network(probe=probe), size=SIZE + 7), []
     request = tiny_request(NEWS, stop=(0,))
-    request = dataclasses.replace(
-        request, tokens=jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9)
-    )
+    longer = jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9)
+    request = dataclasses.replace(request, tokens=longer)
     for i in range(request.batch):
         result = decode.run(decoder, row.params, request.take((i,)), row.values(temperature=3.0))
         jax.effects_barrier()

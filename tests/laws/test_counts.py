@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from decoder_rows import BUDGET
-from decoders import COUNTED, EVERY, ROWS, alone
+from decoders import BY_CLASS, COUNTED, EVERY, ROWS, alone
 from stubs import PROMPTS, tiny_request
 
 from paradec_jax import decode
@@ -31,7 +31,7 @@ def test_counts_are_the_known_ones(name):
     assert list(counts) == [row.count(stub, len(p), n) for p, n in zip(PROMPTS, (BUDGET, 1, 6), strict=True)]
 
 
-@EVERY
+@BY_CLASS
 def test_counts_are_what_really_ran(name):
     for result, ran in alone(name):
         calls, _, *declared = names_of(ROWS[name], result)

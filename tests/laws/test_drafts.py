@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from stubs import StubCausal, StubNetwork, tiny_request
 
 from experiments import replicas
@@ -81,7 +82,10 @@ def test_every_decoder_is_here():
     assert len(KINDS) > 12 and KINDS.keys() >= NOTHING | ELSEWHERE
 
 
-@pytest.mark.parametrize("name", KINDS)
+SELDOM = [name for name, kind in KINDS.items() if kind.__module__.startswith("experiments.")]
+
+
+@over(KINDS, SELDOM)
 def test_drafts_are_tokens_and_then_nothing(name):
     _, _, drafts, _ = history(name)
     assert np.issubdtype(drafts.dtype, np.integer)
@@ -91,7 +95,7 @@ def test_drafts_are_tokens_and_then_nothing(name):
     assert guessed.any() == (drafts.shape[-1] > 0) == (name not in NOTHING)
 
 
-@pytest.mark.parametrize("name", sorted(KINDS.keys() - NOTHING - ELSEWHERE))
+@over(sorted(KINDS.keys() - NOTHING - ELSEWHERE), SELDOM)
 def test_a_step_commits_drafts_and_one_token_more(name):
     tokens, lengths, drafts, _ = history(name)
     several = 0

@@ -84,10 +84,7 @@ def test_log_probabilities_are_those_of_a_forward_pass():
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
-        slow(decode.Jacobi, {"block": 3}),
-    ],
+    [(decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}), slow(decode.Jacobi, {"block": 3})],
 )
 def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
     decoder = tiny(kind, "full", **options)
@@ -114,10 +111,7 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
     wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2, prefill_recurrence=8)
     knobs = {"temperature": temperature, "exit_threshold": 0.4}
     waved = decode.run(
-        wave,
-        tiny_params(),
-        tiny_request(BUDGET),
-        wave.Knobs(momentum=0.0, max_recurrence=8, **knobs),
+        wave, tiny_params(), tiny_request(BUDGET), wave.Knobs(momentum=0.0, max_recurrence=8, **knobs)
     )
     adaptive = tiny(decode.Adaptive, "shared", max_recurrence=8, exit_in_prefill=False)
     adapted = decode.run(
@@ -132,6 +126,7 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
     assert (spread > 2).all() and (spread < 8).all(), f"the threshold decides nothing: {spread}"
 
 
+@pytest.mark.slow
 def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
     wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2)
     knobs = wave.Knobs(momentum=0.0, exit_threshold=0.0, max_recurrence=4)
@@ -140,22 +135,25 @@ def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
     assert waved.counts["recurrences"].tolist() == static("shared").counts["recurrences"].tolist()
 
 
-def test_prompts_may_be_read_at_a_recurrence_of_their_own():
-    """Three decoders that read the prompt once and a token four times."""
+ALONE = {"window": 1, "inner_recurrence": 2}
+WITHOUT_EXIT = {
+    "adaptive": (decode.Adaptive, {"max_recurrence": 4}, {}),
+    "wavefront": (decode.Wavefront, ALONE, {"momentum": 0.0, "max_recurrence": 4}),
+}
+
+
+@over(WITHOUT_EXIT, ["wavefront"], "other")
+def test_prompts_may_be_read_at_a_recurrence_of_their_own(other):
+    """As static decoding that reads the prompt once and a token four times."""
     request, choices = tiny_request(BUDGET), {"prefill_recurrence": 1}
-    other = tiny(decode.Static, "shared", recurrence=4, **choices)
-    expected = decode.run(other, tiny_params(), request, other.Knobs())
+    expected = decode.run(tiny(decode.Static, "shared", recurrence=4, **choices), tiny_params(), request)
     assert expected.counts["recurrences"].tolist() == [1 + 4 * (BUDGET - 1)] * len(PROMPTS)
     assert expected.completions() != static("shared").completions(), "the prompt's recurrence changes nothing"
-    wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2, **choices)
-    waved = decode.run(
-        wave, tiny_params(), request, wave.Knobs(momentum=0.0, exit_threshold=0.0, max_recurrence=4)
-    )
-    adaptive = tiny(decode.Adaptive, "shared", max_recurrence=4, **choices)
-    adapted = decode.run(adaptive, tiny_params(), request, adaptive.Knobs(exit_threshold=0.0))
-    for result in (waved, adapted):
-        assert result.completions() == expected.completions()
-        assert result.counts["recurrences"].tolist() == expected.counts["recurrences"].tolist()
+    kind, options, knobs = WITHOUT_EXIT[other]
+    decoder = tiny(kind, "shared", **options, **choices)
+    result = decode.run(decoder, tiny_params(), request, kind.Knobs(exit_threshold=0.0, **knobs))
+    assert result.completions() == expected.completions()
+    assert result.counts["recurrences"].tolist() == expected.counts["recurrences"].tolist()
 
 
 @pytest.mark.parametrize("running", [False, slow(True)])
@@ -196,7 +194,7 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
 
 
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
-@pytest.mark.parametrize("name", CAUSAL)
+@over(CAUSAL, ("prompt-lookup", "jacobi"))  # which are quick under sliding windows
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
     kind, options = CAUSAL[name]
@@ -260,6 +258,7 @@ def test_rows_of_a_causal_model_are_independent(name):
     assert alone == together
 
 
+@pytest.mark.slow
 def test_buckets_change_nothing():
     kind, cache, options, knobs = REAL["wavefront"]
     request, knobs = tiny_request((BUDGET, 3, 6)), kind.Knobs(temperature=1.0, **knobs)
@@ -270,8 +269,8 @@ def test_buckets_change_nothing():
 
 # Blocks: what rides with another call changes no token
 
-RIDING = ("block", "block-next", "soft-block", "residual", "residual-speculative", "residual-veto")
-SELDOM = ("block-random", "residual-next", "residual-speculative-next")
+RIDING = ("block", "soft-block", "residual", "residual-speculative")
+SELDOM = ("block-next", "block-random", "residual-next", "residual-speculative-next", "residual-veto")
 
 
 def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:

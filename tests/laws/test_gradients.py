@@ -217,6 +217,7 @@ def test_straight_through_tokens_are_the_discrete_ones_step_for_step():
     np.testing.assert_array_equal(soft[0].states, hard[0].states)
 
 
+@pytest.mark.slow
 def test_cold_mixtures_are_tokens():
     soft = traced(decode.SoftWavefront, (("relaxation", "soft"),), (("candidate_temperature", 1e-3),))
     check_same_tokens(soft, traced(decode.Wavefront, WHOLE))

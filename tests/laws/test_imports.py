@@ -11,16 +11,8 @@ PACKAGE = "paradec_jax"
 
 # What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
 # its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
-BELOW = {
-    "config",
-    "noise",
-    "nn.cache",
-    "nn.masks",
-    "nn.precision",
-    "sharding.mesh",
-    "sharding.processes",
-    "sharding.rules",
-}
+BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
+BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
@@ -78,6 +70,7 @@ MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}
 # The one file that reads pickles, with stand-ins for every name in them.
 READS_PICKLES = ROOT / "convert" / "torch_files.py"
 KNOW_CONVERTERS = [ROOT / PACKAGE / name for name in ("store.py", "cli/__init__.py", "recipes/run.py")]
+NEVER_CALLED = ["eval", "exec", "torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler"]
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 
@@ -88,9 +81,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = (
-                path.relative_to(ROOT).with_suffix("").parts[: -node.level or None] if node.level else ()
-            )
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            package = parts[: -node.level] if node.level else ()
             base = ".".join([*package, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
@@ -142,12 +134,8 @@ OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
 
 @pytest.mark.parametrize(
     ("folder", "path"),
-    [
-        pytest.param(folder, path, id=ids(path))
-        for folder in OUTSIDE
-        for path in FILES
-        if path.is_relative_to(ROOT / folder)
-    ],
+    [(folder, path) for folder in OUTSIDE for path in FILES if path.is_relative_to(ROOT / folder)],
+    ids=lambda value: ids(value) if isinstance(value, Path) else None,
 )
 def test_what_stands_outside_knows_what_it_may(folder, path):
     studies, package = OUTSIDE[folder]
@@ -175,14 +163,7 @@ def test_nothing_forbidden(path):
         if part_of(path).partition(".")[0] not in MAY_USE_FLAX:
             assert not any(within(name, "flax") for name in names)
     for name, call in calls(path):
-        assert name not in (
-            "torch.load",
-            "eval",
-            "exec",
-            "pickle.load",
-            "pickle.loads",
-            "pickle.Unpickler",
-        ), name
+        assert name not in NEVER_CALLED, name
         if name in ("np.load", "numpy.load", "jnp.load"):
             assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET, STEPS
 from decoders import (
+    BY_CLASS,
     CLASSES,
     EACH_CLASS,
     EACH_SAMPLED_CLASS,
@@ -57,7 +58,7 @@ def test_every_decoder_has_a_row():
 # 1. Drivers agree, and use a key once (law 13)
 
 
-@EVERY
+@BY_CLASS
 def test_drivers_agree(name):
     row = ROWS[name]
     request = tiny_request(NEWS, stop=(0,))
@@ -114,7 +115,7 @@ def test_greedy_programs_are_those_of_temperature_0(name):
 # 3. Row independence, and rows that are finished
 
 
-@EVERY
+@BY_CLASS
 def test_rows_are_independent(name):
     """At another place of the batch; alone in a longer buffer, after a prompt that is padded further."""
     row = ROWS[name]
@@ -127,7 +128,7 @@ def test_rows_are_independent(name):
         assert row.own(found) == row.own(rows_of(together, i))
 
 
-@EVERY
+@BY_CLASS
 def test_finished_rows_do_not_move(name):
     states, cached, _ = traced(name, (BUDGET, 1, 4), stop=(NEVER,))[1]
     cache, cached = getattr(states, "cache", ()), np.asarray(cached)

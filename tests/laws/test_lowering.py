@@ -10,7 +10,7 @@ import pytest
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
-from marks import over
+from marks import over, slow
 from objectives import OBJECTIVES
 from stubs import (
     StubCausal,
@@ -89,7 +89,7 @@ def test_decoder(name):
     lowers(run_of(decoder), params, tiny_request(4), decoder.knobs(row.values()))
 
 
-@pytest.mark.parametrize("name", REAL)
+@over(REAL, ("static", "adaptive", "speculative"))
 def test_gradient_of_a_rollout(name):
     kind, cache, options, knobs = REAL[name]
     decoder, knobs = kind(tiny_network(cache), SIZE, **options), kind.Knobs(**knobs)
@@ -222,12 +222,12 @@ def drawn_depths(network):
 @pytest.mark.parametrize(
     ("name", "remat", "accumulate", "loss"),
     [
-        ("recurrent", "iteration", 1, drawn_depths),
+        slow("recurrent", "iteration", 1, drawn_depths),
         ("recurrent", "iteration", 2, drawn_depths),
         ("masked diffusion", "layer", 1, lambda network: masked_diffusion_loss(network, OWN, chunk=4)),
-        ("self-distillation", "layer", 1, lambda network: self_distillation_loss(network, OWN, chunk=4)),
+        slow("self-distillation", "layer", 1, lambda network: self_distillation_loss(network, OWN, chunk=4)),
         ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, OWN, chunk=4)),
-        ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, NEXT, chunk=4)),
+        slow("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, NEXT, chunk=4)),
     ],
 )
 def test_train_step(name, remat, accumulate, loss):

@@ -30,8 +30,6 @@ QUICK = (
     "soft-masked",
     "strided",
     "block",
-    "released-masked",
-    "released-strided",
     "any-order",
     "dual-cache",
 )

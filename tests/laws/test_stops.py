@@ -34,14 +34,7 @@ def test_stops_and_budgets_of_each_row(name):
         assert (tokens[i, end:] == decoder.spec.pad).all()
 
 
-LEAPING = (
-    "speculative",
-    "wavefront-bursts",
-    "prompt-lookup",
-    "lookahead",
-    "jacobi",
-    "jacobi-blocks",
-)
+LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "jacobi-blocks")
 
 
 @pytest.mark.parametrize("name", LEAPING)

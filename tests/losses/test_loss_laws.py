@@ -25,12 +25,12 @@ from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
 LONG = (
-    "recurrent",
     "stepwise",
     "recurrent consistency",
     "self-distillation",
-)  # to compile, in two programs a test
-QUICK = over(OBJECTIVES, LONG)
+    "residual",
+)  # whose networks others are quick on
+QUICK = over(OBJECTIVES, (*LONG, "recurrent", "cllm"))  # of two programs a test
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
 RANDOM |= {"masked diffusion", "self-distillation", "block diffusion"}
 
@@ -102,7 +102,7 @@ def test_what_counts_nothing_may_hold_anything(name):
     assert_same(name, graded(name, batch | changed), graded(name, batch))
 
 
-@pytest.mark.parametrize("name", PADDED)
+@over(PADDED, ("recurrent", "residual"))
 def test_padding_changes_nothing(name):
     """Longer rows, prompts and answers, that hold anything where nothing counts."""
     batch = unequal(name)
@@ -206,7 +206,7 @@ def widened(leaf):
     return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-@over(OBJECTIVES, ("stepwise", "recurrent consistency"))
+@over(OBJECTIVES, LONG)
 def test_gradients_are_finite_differences(name):
     """Along a random direction."""
     with jax.enable_x64(True):
@@ -236,7 +236,7 @@ def shapes_in(jaxpr):
                 yield from shapes_in(inner)
 
 
-@EVERY
+@over(OBJECTIVES, LONG)
 def test_logits_never_lie_in_memory_whole(name):
     """Neither forward nor backward: their largest array is twice as large for twice the chunk."""
     row, vocabulary = OBJECTIVES[name], 101
@@ -378,7 +378,7 @@ def test_a_stop_token_that_is_also_the_padding_is_trained(name):
     assert difference(shared, apart)[0] < 1e-6
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@over(PAIRS, LONG)
 def test_padding_of_a_batch_is_where_it_says(name):
     """Marked positions count nowhere, whatever lies there; nothing else is taken for padding."""
     batch, row = stopping(name), OBJECTIVES[name]
@@ -394,7 +394,5 @@ def test_padding_of_a_batch_is_where_it_says(name):
     one, other = graded(7, marked), graded(SPEC.stop[0], marked)
     if name != "cllm":  # whose next-token term is over the whole row, as released
         assert difference(one[1], other[1])[0] < 1e-6
-    assert (
-        difference(one[1], graded(7, marked | {"noisy_real": real | True, "clean_real": real | True})[1])[0]
-        > 1e-4
-    )
+    unmarked = dict.fromkeys(("noisy_real", "clean_real"), real | True)
+    assert difference(one[1], graded(7, marked | unmarked)[1])[0] > 1e-4

@@ -60,12 +60,7 @@ def test_a_step_reveals_its_share(time, step, share):
     rows = 4000
     noised = jnp.full((rows, EXACT.length), EXACT.mask)
     _, before = taught(
-        DistillationRules(),
-        None,
-        noised,
-        jnp.full(rows, time),
-        jnp.float32(step),
-        jax.random.key(1),
+        DistillationRules(), None, noised, jnp.full(rows, time), jnp.float32(step), jax.random.key(1)
     )
     found, count = np.mean(before[1] != EXACT.mask), noised.size
     assert abs(found - share) < 4 * np.sqrt(share * (1 - share) / count) + 1e-9

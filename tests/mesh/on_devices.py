@@ -19,13 +19,7 @@ from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from objectives import OBJECTIVES, difference, fitted
 from slices import mesh_named, weights  # noqa: F401
-from stubs import (
-    tiny_causal,
-    tiny_causal_params,
-    tiny_network,
-    tiny_params,
-    tiny_request,
-)
+from stubs import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 
 import paradec_jax as pd
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
@@ -64,11 +58,8 @@ def trained(
         seen.append((place_of(state), sum(COMPILED.values())))
         return {}
 
-    hooks = [
-        Log(folder, every=1, show=False),
-        Evaluate(look, every=1),
-        Checkpoint(folder, every=save, allow=("steps", "optimizer")),
-    ]
+    hooks = [Log(folder, every=1, show=False), Evaluate(look, every=1)]
+    hooks += [Checkpoint(folder, every=save, allow=("steps", "optimizer"))]
     state = fitted(name, steps, mesh, optimizer=optimizer, ema_decay=0.9, hooks=hooks)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {"losses": [line["loss"] for line in lines if "loss" in line]}
@@ -237,11 +228,8 @@ def gradient(mesh: str) -> dict[str, Any]:
 
     def squares(state: Any, info: Any) -> Any:
         del info
-        return [
-            jax.numpy.sum(x**2)
-            for x in jax.tree.leaves(state)
-            if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
-        ]
+        leaves = jax.tree.leaves(state)
+        return [jax.numpy.sum(x**2) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
 
     one = jax.jit(jax.grad(loss))(params)
     with jax.set_mesh(where):

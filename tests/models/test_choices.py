@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from marks import over
+from marks import over, slow
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import ATTENTIONS, REMATS
@@ -87,8 +87,8 @@ def same(name, split=0, atol=1e-5, **fields):
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        *((name, 0) for name in CONFIGS),
-        *(pytest.param(name, 2, marks=pytest.mark.slow if name != "causal" else ()) for name in CACHED),
+        *((name, 0) if name in ("causal", "windows", "mdlm") else slow(name, 0) for name in CONFIGS),
+        *((name, 2) if name == "causal" else slow(name, 2) for name in CACHED),
     ],
 )
 def test_blocked_attention_is_dense_attention(name, split):
@@ -96,7 +96,7 @@ def test_blocked_attention_is_dense_attention(name, split):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", slow("sdar")])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
@@ -122,13 +122,8 @@ def test_a_decoding_loop_stacks_no_caches(scan):
 
 @pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_a_module_called_on_texts_sees_what_its_network_does(name):
-    scaling = {
-        "kind": "llama3",
-        "factor": 8.0,
-        "original": 4,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    }
+    scaling = {"kind": "llama3", "factor": 8.0, "original": 4}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     network, params = changed(name, rope_scaling=scaling), params_of(name)
     out = network.forward(params, TOKENS, jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape))
     found = network.module.apply({"params": params}, TOKENS)
@@ -156,7 +151,7 @@ def test_decoding_traces_one_layer_for_all(name, monkeypatch):
     assert program() == shared and len(calls) == 1 + network.config.layers
 
 
-@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("recurrent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "mdlm", slow("recurrent")])
 def test_scores_in_bfloat16(name):
     """They are summed and kept in float32, from raw parameters and from prepared ones."""
     low = changed(name, dtype="bfloat16", param_dtype="bfloat16")

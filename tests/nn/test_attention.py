@@ -49,11 +49,8 @@ def prefixes(width: int):
     """None, what each row sees of a cache, and what each of its queries sees."""
     cache, lengths = drawn(width, size=SIZE)[1], jnp.asarray([SIZE, 7])
     each = jnp.asarray(np.random.default_rng(3).random((2, width, SIZE)) < 0.5)
-    return {
-        "no prefix": (None, None),
-        "a length": (cache, masks.visible(lengths, SIZE)),
-        "a query": (cache, each),
-    }
+    of_rows = masks.visible(lengths, SIZE)
+    return {"no prefix": (None, None), "a length": (cache, of_rows), "a query": (cache, each)}
 
 
 def gradients(attending, q, window, seen, cache, cached):

@@ -135,23 +135,10 @@ def test_direct(name):
         at, where = info.at[i], info.where[i][rounds]
         before = masks_before(tokens[i][at : at + block], where)
         for it in rounds:
-            rows.append(
-                (
-                    at // block,
-                    info.step[i],
-                    it,
-                    before[it],
-                    where[it],
-                    *(x[i][it] for x in (info.tokens, info.scores)),
-                )
-            )
-    made = dict(
-        zip(
-            ("block", "step", "it", "before", "reveal", "tok", "conf"),
-            map(np.array, zip(*rows, strict=True)),
-            strict=True,
-        )
-    )
+            said = info.tokens[i][it], info.scores[i][it]
+            rows.append((at // block, info.step[i], it, before[it], where[it], *said))
+    kinds = ("block", "step", "it", "before", "reveal", "tok", "conf")
+    made = dict(zip(kinds, map(np.array, zip(*rows, strict=True)), strict=True))
     for kind, got in made.items():
         if kind == "conf":
             assert_close(got, found(name, kind), PROBABILITIES)
@@ -161,10 +148,8 @@ def test_direct(name):
     np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
     case, (prompts, stores) = RECORDED[name], stores_of(name)
     calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
-    assert calls == (
-        case["target_denoise"] + prompts + stores,
-        case.get("mrp_forwards", 0) + prompts + stores,
-    )
+    asked = case["target_denoise"], case.get("mrp_forwards", 0)
+    assert calls == tuple(count + prompts + stores for count in asked)
 
 
 @over(named("direct"), named("direct")[1:])  # the laws prove the same on stubs
@@ -344,18 +329,8 @@ def test_every_array_is_read():
         "spec": "tokens block start cands draft_reveal draft_tok accepted end",
         "remask": "tokens block step before tok conf proposed gate reveal",
     }
-    known = {
-        f"{name}.{kind}"
-        for name, case in RECORDED.items()
-        for kind in kinds[case["mode"].partition("_")[0]].split()
-    }
+    of_case = {name: kinds[case["mode"].partition("_")[0]].split() for name, case in RECORDED.items()}
+    known = {f"{name}.{kind}" for name, own in of_case.items() for kind in own}
     assert arrays("mrp_decode").keys() == known
-    modes = [
-        *named("base"),
-        *named("direct"),
-        *SPECULATIVE,
-        *OFFICIAL,
-        *named("remask"),
-        *named("remask_conf"),
-    ]
-    assert sorted(modes) == sorted(RECORDED)
+    modes = [name for mode in ("base", "direct", "remask", "remask_conf") for name in named(mode)]
+    assert sorted([*modes, *SPECULATIVE, *OFFICIAL]) == sorted(RECORDED)

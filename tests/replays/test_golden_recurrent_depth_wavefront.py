@@ -155,11 +155,7 @@ def test_released_wavefront(run):
     state = start_of_wave(alike, params(), request, knobs)
     for t in range(recording.steps):
         assert not state.rows.done[0], f"stopped before step {t}"
-        start, count, frozen = (
-            int(state.wave.start[0]),
-            int(state.wave.count[0]),
-            int(state.rows.length[0]),
-        )
+        start, count, frozen = (int(state.wave.start[0]), int(state.wave.count[0]), int(state.rows.length[0]))
         before = state
         refined, state, decided = step_of_wave(decoder, params(), state, knobs)
         after, length = int(state.wave.start[0]), int(state.rows.length[0])

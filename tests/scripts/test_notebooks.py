@@ -62,14 +62,8 @@ NOTEBOOK = {
     ),
     "masked_diffusion": (
         masked_diffusion,
-        {
-            "TEACHER": "TOYS/tiny-mdlm/model",
-            "STUDENT": "TOYS/halves/round-0/model",
-            "STEPS": 4,
-            "LENGTH": 14,
-            "TEXTS": 3,
-            "SHOWN": 6,
-        },
+        {"TEACHER": "TOYS/tiny-mdlm/model", "STUDENT": "TOYS/halves/round-0/model"}
+        | {"STEPS": 4, "LENGTH": 14, "TEXTS": 3, "SHOWN": 6},
     ),
     "residual_prediction": (
         residual_prediction,

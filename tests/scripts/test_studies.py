@@ -50,11 +50,8 @@ LAWFUL_TEXTS = {"ground": "chains", "count": 3, "blocks": 2, "rows": 2}
 PAIR = {"models": ("TOYS/causal", "TOYS/other"), "block": 4, "problems": 3, "steps": (2, 2), "budget": 5}
 DEPTH = {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4}
 WIDTH = {"preset": "test-recurrent", "tokens": (4, 6), "factors": (2,), "capacity": 8}
-GRID = {
-    "autoregressive": [static(2, 1), static(16, 1)],
-    PARALLEL[0]: [jacobi(4, 4, False, 1)],
-    SEVERAL: [wave(4, 6, 6, 0.8)],
-}
+GRID = {"autoregressive": [static(2, 1), static(16, 1)]}
+GRID |= {PARALLEL[0]: [jacobi(4, 4, False, 1)], SEVERAL: [wave(4, 6, 6, 0.8)]}
 FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
 RIVALS = {"task": "words", "model": "TOYS/recurrent", "problems": 2, "timed": 1, "passes": 1, "rows": 2}
 

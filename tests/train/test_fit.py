@@ -156,10 +156,7 @@ class Named(Batches):
     digest = "another text"
 
 
-RUN = {
-    "objective": loss_with(2.0),
-    "frozen": {"backbone": jnp.zeros(2)},
-}
+RUN = {"objective": loss_with(2.0), "frozen": {"backbone": jnp.zeros(2)}}
 OTHERS = {
     "steps": {"steps": 3},
     "arrays (params/embedding)": {"params": initial_params(hidden=6)},
