@@ -99,14 +99,15 @@ class TestAnswers:
         assert drawn == [read_problems("unseen")[:200], read_problems("tuning"), own]
         capsys.readouterr()
 
-    def test_prompts_without_answers_under_a_judge(self, folder, capsys, tmp_path):
+    def test_prompts_without_answers_under_a_judge(self, folder, capsys, tmp_path, monkeypatch):
+        put_settings(monkeypatch, "recurrent_depth", small_settings()[:2])
         path = prompts(tmp_path, *({"prompt": f"Ana has {i}"} for i in range(3)))
         words = ["compare", "--model", folder, "--data", path, "--new-tokens", "4", "--judge", folder]
         assert cli.main([*words, "--json", str(tmp_path / "rows.json")]) == 0
-        out, (base, wave) = capsys.readouterr().out, strict((tmp_path / "rows.json").read_text())
+        out, (few, base) = capsys.readouterr().out, strict((tmp_path / "rows.json").read_text())
         low, high = base["log_prob_interval"]
         assert low <= base["log_prob"] <= high < 0 and base["judge"] == "tiny" and base["exact"] is None
-        assert wave["equals_greedy"] < 1 and wave["log_prob"] < base["log_prob"]
+        assert few["equals_greedy"] < 1 and few["log_prob"] < base["log_prob"]
         assert "log p a token" in out and "under tiny, in nats" in out.replace("\n", " ")
         assert "exact" not in out and "judged by" not in out
 
