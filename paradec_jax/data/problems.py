@@ -40,7 +40,7 @@ class Problem:
     """
 
     prompt: Any
-    solution: str | None = None
+    solution: Any = None
     steps: int | None = None
 
 
