@@ -27,6 +27,7 @@ import optax
 import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, Words, batches_of
+from experiments.block_diffusion.head_flops import head_flops
 from experiments.common import precision
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
@@ -40,7 +41,7 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.losses.residual import Unrolling
-from paradec_jax.models import ResidualHeadNetwork, head_flops
+from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.models.residual_head import init_params
 from paradec_jax.noise import BlockNoise
 from paradec_jax.recipes.cluster import Cluster

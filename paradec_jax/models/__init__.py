@@ -5,7 +5,7 @@ from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 from paradec_jax.models.residual_head import ResidualHead, ResidualHeadNetwork
 from paradec_jax.models.transformer import Transformer, TransformerNetwork
-from paradec_jax.models.work import batch_flops, head_flops, update_flops
+from paradec_jax.models.work import batch_flops, update_flops
 
 __all__ = [
     "Denoiser",
@@ -17,6 +17,5 @@ __all__ = [
     "Transformer",
     "TransformerNetwork",
     "batch_flops",
-    "head_flops",
     "update_flops",
 ]
