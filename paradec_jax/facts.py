@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,8 @@ def device() -> dict[str, Any]:
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "quota": int(allowed) / int(period) if allowed.isdigit() else None,
         "memory_bytes": memory("MemTotal"),
-        "device_memory_bytes": (memory_stats() or {}).get("bytes_limit"),
+        "device_memory_bytes": (first.memory_stats() or {}).get("bytes_limit"),
     }
-
-
-def memory_stats() -> Mapping[str, Any] | None:
-    """What the default device says of its memory; None of a CPU."""
-    return jax.devices()[0].memory_stats()
 
 
 def processor() -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from paradec_jax import facts
 
 
@@ -22,7 +24,7 @@ def in_words(record: Mapping[str, Any]) -> str:
 
 def memory_left() -> int | None:
     """Bytes that can still be had on the default device, None where nothing tells."""
-    stats = facts.memory_stats()
+    stats = jax.devices()[0].memory_stats()
     if stats is not None and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
     return facts.memory("MemAvailable")

@@ -133,8 +133,10 @@ class ResidualHeadNetwork(KVNetwork):
             raise ValueError(
                 f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
             )
-        inputs, module = (vectors, hidden, self.view(positions, prefix, mask)), self.module
-        residual, kv = module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
+        inputs = vectors, hidden, self.view(positions, prefix, mask)
+        residual, kv = ResidualHead(self.config).apply(
+            {"params": raw(params)}, *inputs, method=ResidualHead.residual
+        )
         return Forward(residual, kv, {"head_calls": 1})
 
 
