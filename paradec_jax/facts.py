@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,9 @@ def device() -> dict[str, Any]:
         "cores": _cores(),
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "quota": int(allowed) / int(period) if allowed.isdigit() else None,
-        "memory_bytes": _memory("MemTotal"),
-        "device_memory_bytes": (memory_stats() or {}).get("bytes_limit"),
+        "memory_bytes": memory("MemTotal"),
+        "device_memory_bytes": (first.memory_stats() or {}).get("bytes_limit"),
     }
-
-
-def memory_stats() -> Mapping[str, Any] | None:
-    """What the default device says of its memory; None of a CPU."""
-    return jax.devices()[0].memory_stats()
-
-
-def memory_left() -> int | None:
-    """Bytes that can still be had on the default device, None where nothing tells."""
-    stats = memory_stats()
-    if stats is not None and "bytes_limit" in stats:
-        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return _memory("MemAvailable")
 
 
 def processor() -> str:
@@ -96,20 +83,6 @@ def dtypes(*trees: Any) -> list[str]:
     return sorted({str(x.dtype) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)})
 
 
-def in_words(record: Mapping[str, Any]) -> str:
-    """One line for people: the device, the versions and the commit of a record."""
-    of, jax_version = record["device"], record["versions"]["jax"]
-    cores = f"{of['threads']} threads" + (f" of {of['cores']} cores" if of["cores"] else "")
-    memory = of["device_memory_bytes"] or of["memory_bytes"]
-    parts = [of["kind"], f"{memory / 2**30:.0f} GiB" if memory else ""]
-    parts += [cores if of["platform"] == "cpu" else f"beside {of['processor']}, {cores}"]
-    parts += [
-        f"jax {jax_version}",
-        f"commit {record['commit'][:12]}" if record["commit"] else "no commit known",
-    ]
-    return ", ".join(part for part in [*parts, record["date"]] if part)
-
-
 def _git(root: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
@@ -126,7 +99,8 @@ def _cores() -> int | None:
     return len(pairs) or None
 
 
-def _memory(name: str) -> int | None:
+def memory(name: str) -> int | None:
+    """Bytes that /proc/meminfo gives under a name, such as "MemTotal"; None where there is no such file."""
     line = re.search(rf"^{name}:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     return int(line[1]) * 1024 if line else None
 

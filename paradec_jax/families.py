@@ -75,7 +75,6 @@ class Family:
       config: class of its shapes.
       network: class of the network as decoders and losses see it, of a config.
       presets: named shapes.
-      decoders: by the name that commands know them by, with the defaults of their papers.
       settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
         decoder's defaults on command lines.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
@@ -86,7 +85,6 @@ class Family:
     config: type[Any]
     network: type[ModelNetwork]
     presets: Mapping[str, Any]
-    decoders: Mapping[str, Any]
     settings: tuple[Setting, ...]
     bundled: tuple[str, ...]
     texts: TextTable | None = None
@@ -125,13 +123,6 @@ RECURRENT_DEPTH = Family(
     config=RecurrentDepthConfig,
     network=RecurrentDepthNetwork,
     presets=RECURRENT_PRESETS,
-    decoders={
-        "autoregressive": Static(),
-        "adaptive": Adaptive(),
-        "speculative": SelfSpeculative(),
-        "jacobi": Jacobi(),
-        "wavefront": Wavefront(),
-    },
     settings=(
         Setting("autoregressive", Static(recurrence=1)),
         Setting("autoregressive", Static(recurrence=2)),
@@ -170,13 +161,6 @@ CAUSAL = Family(
     config=CausalConfig,
     network=TransformerNetwork,
     presets=CAUSAL_PRESETS,
-    decoders={
-        "autoregressive": AutoRegressive(),
-        "jacobi": Jacobi(),
-        "multiblock": Jacobi(blocks=2),
-        "prompt_lookup": PromptLookup(),
-        "lookahead": Lookahead(),
-    },
     settings=(
         Setting("autoregressive", AutoRegressive(), baseline=True),
         Setting("prompt_lookup", PromptLookup()),
@@ -197,7 +181,6 @@ MASKED_DIFFUSION = Family(
     config=MaskedDiffusionConfig,
     network=DenoiserNetwork,
     presets=MASKED_DIFFUSION_PRESETS,
-    decoders={"masked": Masked(), "strided": Strided()},
     settings=(
         Setting("strided", Strided(), Strided.Knobs(steps=64)),
         Setting("masked", Masked(), Masked.Knobs(steps=64), baseline=True),
@@ -223,12 +206,6 @@ BLOCK_DIFFUSION = Family(
     config=BlockDiffusionConfig,
     network=TransformerNetwork,
     presets=BLOCK_DIFFUSION_PRESETS,
-    decoders={
-        "block": BlockDenoising(),
-        "residual": Residual(),
-        "residual_speculative": ResidualSpeculative(),
-        "residual_veto": ResidualVeto(),
-    },
     settings=(
         Setting("block", BlockDenoising(rule="static"), baseline=True),
         Setting("block", BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
@@ -294,11 +271,6 @@ def init_params(config: Shape, key: Array) -> dict[str, Any]:
 def parameter_shapes(config: Shape) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
     return _record_of(config).network.shapes(config)
-
-
-def logical_axes(config: Shape, params: Any) -> Any:
-    """The names of every parameter's axes, a tree like that of the raw `params`; see `sharding.axes`."""
-    return axes.logical_axes(_record_of(config).network.table, params)
 
 
 def matrix_axes(config: Shape) -> dict[str, Any]:

@@ -89,17 +89,17 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-class NoLocks(OSError):
-    """The file system, or the operating system, has no locks."""
-
-
 def lock(descriptor: int) -> None:
-    """Locks a file or folder until its descriptor is closed. Raises BlockingIOError where another has the lock."""
+    """Locks a file or folder until its descriptor is closed; where file system or system has no locks, nothing.
+
+    Raises:
+      BlockingIOError: another has the lock.
+    """
     try:
         import fcntl  # POSIX only
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except (ImportError, OSError) as error:
-        raise NoLocks from error
+    except (ImportError, OSError):
+        pass

@@ -22,6 +22,8 @@ from stubs import (
     tiny_params,
 )
 
+from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
+from experiments.recurrent_depth.stepwise import stepwise_loss
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import matrix_axes
@@ -143,9 +145,9 @@ OBJECTIVES = {
     "consistency": causal(losses.consistency_loss, SPEC, batch=pair_batch, rate=SLOW),
     "cllm": causal(losses.cllm_loss, SPEC, batch=functools.partial(pair_batch, pairs=1), rate=SLOW),
     "recurrent": recurrent(losses.recurrent_loss, three, 2, batch=next_token_batch, chunk=None),
-    "stepwise": recurrent(losses.stepwise_loss, three, 2, batch=stepwise_batch, chunk=None),
+    "stepwise": recurrent(stepwise_loss, three, 2, batch=stepwise_batch, chunk=None),
     "recurrent consistency": recurrent(
-        losses.recurrent_consistency_loss, three, 2, SPEC, RULES, batch=pair_batch, chunk=None
+        recurrent_consistency_loss, three, 2, SPEC, RULES, batch=pair_batch, chunk=None
     ),
     "masked diffusion": denoiser(losses.masked_diffusion_loss, MASKED, batch=denoiser_batch),
     "self-distillation": denoiser(

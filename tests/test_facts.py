@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common.record import difference
+from experiments.systems.machine import in_words
 from paradec_jax import facts
 
 
@@ -16,7 +17,7 @@ def test_facts_are_json_and_name_the_machine():
     device = found["device"]
     assert device["platform"] == "cpu" and device["kind"] == device["processor"] and device["threads"] >= 1
     assert found["versions"]["jax"] and difference(found, facts.facts()) is None
-    assert device["kind"] in facts.in_words(found) and found["versions"]["jax"] in facts.in_words(found)
+    assert device["kind"] in in_words(found) and found["versions"]["jax"] in in_words(found)
 
 
 def test_dtypes_are_those_of_the_arrays():

@@ -25,7 +25,7 @@ from experiments.common.command import run as run_command
 from experiments.common.record import write_record
 from experiments.tasks.words import problem
 from paradec_jax import BlockDenoising, Model, facts, load, make_request, store, trace
-from paradec_jax.data import encode_prompts
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.generate import tokenizer_of
 
 KINDS = ("hidden", "logits")

@@ -27,6 +27,8 @@ import optax
 import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, Words, batches_of
+from experiments.block_diffusion.head_flops import head_flops
+from experiments.block_diffusion.inherited import inherited
 from experiments.common import precision
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
@@ -40,7 +42,7 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.losses.residual import Unrolling
-from paradec_jax.models import ResidualHeadNetwork, head_flops
+from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.models.residual_head import init_params
 from paradec_jax.noise import BlockNoise
 from paradec_jax.recipes.cluster import Cluster
@@ -60,7 +62,7 @@ class Recipe:
       ground: "words" or "chains"; what the backbone was trained on.
       packed, mixture, law, prompt: of the ground, see `train`.
       layers: of the head.
-      init: how its parameters begin, see `models.residual_head.init_params`.
+      init: how its parameters begin, see `models.residual_head.init_params` and `inherited`.
       unroll, normaliser, objective, direct, layout, reveals, tokens, blocks: of the objective, see `ResidualRules`.
       noise: what draws a level of noise, "sample" or "block", or "count" for exact counts of each block.
       batch_tokens: positions of a batch, padding included.
@@ -279,7 +281,11 @@ def train(
         return judge(on_this(state.ema))
 
     loss = residual_loss(model.network, head, model.token_spec, recipe.rules())
-    params = init_params(head.config, jax.random.fold_in(key, 0), recipe.init, model.params)
+    of_head = jax.random.fold_in(key, 0)
+    if recipe.init == "inherited":
+        params = inherited(head.config, of_head, model.params)
+    else:
+        params = init_params(head.config, of_head, recipe.init)
     optimizer = adamw_of(recipe) if recipe.optimizer == "adamw" else optimizer_of(recipe, head.config)
     judged: dict[str, Any] = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
     flops = head_flops(model.network, head, recipe.unroll, recipe.layout)

@@ -23,12 +23,13 @@ from experiments.common.train import rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, fresh_problems, gather
 from experiments.recurrent_depth.growth import deepen_core
+from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from paradec_jax import load, store
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.pairs import Selection, kept, pair_batches
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import matrix_axes
-from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
+from paradec_jax.losses import poisson_lognormal, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.objective import Objective, Sums
 from paradec_jax.recipes.cluster import Cluster

@@ -19,12 +19,13 @@ from experiments.common.command import run
 from experiments.common.processes import alone
 from experiments.common.runs import hooks_of
 from experiments.common.train import rounded
+from experiments.recurrent_depth.stepwise import stepwise_loss
 from experiments.tasks import build_tokenizer, token_spec
 from experiments.tasks.pointers import Stage, pointer_batches
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.families import init_params, matrix_axes
-from paradec_jax.losses import exponential, stepwise_loss
+from paradec_jax.losses import exponential
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.train import TrainState, fit, make_train_step, muon
 

@@ -18,9 +18,10 @@ from paradec_jax.decode.machine.request import RecordedDraws
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import distribution
+from paradec_jax.decode.rules.sampling import filtered_probabilities, is_hot
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.decode.rules.windows import put
+from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.noise import LOGLINEAR
 
 AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
@@ -101,6 +102,21 @@ def analytic_weights(
 def most_probable(probs: Float[Array, "B W V"], mask: int) -> Int[Array, "B W"]:
     """The token with which a program ends, never the mask: also where probabilities are NaN nothing stays masked."""
     return jnp.argmax(probs.at[:, :, mask].set(-1.0), axis=-1).astype(jnp.int32)
+
+
+def distribution(
+    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "drop"
+) -> Float[Array, "*shape V"]:
+    """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
+
+    def greedy(logits: Array) -> Array:
+        best = jnp.argmax(logits, axis=-1)
+        return jax.nn.one_hot(best, logits.shape[-1], dtype=at_least_float32(logits).dtype)
+
+    def stochastic(logits: Array) -> Array:
+        return filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
+
+    return lax.cond(is_hot(knobs.temperature), stochastic, greedy, logits)
 
 
 def predict(

@@ -221,6 +221,7 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints each row and writes the result."""
     from experiments.common.record import write_record  # as above
+    from experiments.systems.machine import in_words
     from paradec_jax import facts
 
     commits = [facts.commit(root) for root in options.roots]
@@ -238,7 +239,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             result = {"commits": commits, "geometric_mean": mean, "rows": rows}
             dtypes = [dtype for of in rows for each in of["dtypes"] for dtype in each]
             write_record(options.out, options, result, dtypes=dtypes)
-    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.in_words(facts.facts())}")
+    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {in_words(facts.facts())}")
 
 
 if __name__ == "__main__":

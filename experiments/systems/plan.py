@@ -47,7 +47,7 @@ from paradec_jax.decode import make_request
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import PRESETS, family_of, network_of, parameter_shapes
 from paradec_jax.models import update_flops
-from paradec_jax.sharding.layout import placed_shapes, row_shardings, shardings
+from paradec_jax.sharding.layout import row_shardings, shardings
 from paradec_jax.sharding.mesh import AXES, make_mesh, on
 from paradec_jax.train import TrainState, adamw, make_train_step
 from paradec_jax.train.step import state_shardings
@@ -275,6 +275,16 @@ def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk:
     return Program(traced, work, constant_steps(config))
 
 
+def placed_shapes(tree: Any, where: Any) -> Any:
+    """Shapes and dtypes of arrays, with the place of each: what a program is planned for before an array is made.
+
+    Args:
+      tree: arrays, or shapes of them.
+      where: a sharding for each.
+    """
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, where)
+
+
 def constant_steps(config: ModelConfig) -> int:
     """Recurrences that carry no gradient, in the mean: the one loop of a train step that only the data ends."""
     if not isinstance(config, RecurrentDepthConfig):
@@ -299,11 +309,11 @@ def decode_programs(
       ValueError: a decoder that the family has not, that needs a second network, or a request beyond the model.
     """
     family = family_of(config)
-    if name not in family.decoders or family.decoders[name].further_networks:
-        known = [other for other, one in family.decoders.items() if not one.further_networks]
-        raise ValueError(f"decode must be one of {', '.join(known)} for {family.name}, not {name!r}")
+    kinds = {row.name: type(row.decoder)() for row in family.settings if not row.decoder.further_networks}
+    if name not in kinds:
+        raise ValueError(f"decode must be one of {', '.join(kinds)} for {family.name}, not {name!r}")
     network = network_of(config)
-    decoder = family.decoders[name].bind(network, length + new, spec_of(config))
+    decoder = kinds[name].bind(network, length + new, spec_of(config))
     tokens = np.zeros((rows, length), np.int32)
     request = make_request(tokens, max_new_tokens=new)
     decoder.check(request)

@@ -35,6 +35,7 @@ from jaxtyping import Array
 
 from experiments.common.ratios import quicker, times
 from experiments.common.record import write_record
+from experiments.systems.machine import in_words, memory_left
 from experiments.tasks import word_problems
 from paradec_jax import facts, load, losses
 from paradec_jax.config import CAUSAL_PRESETS, ModelConfig, RecurrentDepthConfig
@@ -158,7 +159,7 @@ class Report:
         cells = [COLUMNS, ("---",) * len(COLUMNS), *map(cells_of, self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         left = "".join(f"\n- {one['part']}, {one['what']}: {one['why']}" for one in self.left_out)
-        text = f"# What this device does\n\n{facts.in_words(facts.facts())}. {LEGEND}\n\n{table}\n"
+        text = f"# What this device does\n\n{in_words(facts.facts())}. {LEGEND}\n\n{table}\n"
         atomic_write_text(self.out / "report.md", text + (f"\nNot measured:\n{left}\n" if left else ""))
 
 
@@ -292,7 +293,7 @@ def random_params(config: ModelConfig) -> Any:
 
 def can_begin(report: Report, clock: Clock, part: str, what: str, config: ModelConfig, copies: float) -> bool:
     """Whether there is time, and memory for so many copies of the weights; notes what is missing."""
-    left = facts.memory_left()
+    left = memory_left()
     size = copies * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes_of(config)))
     if not clock.left():
         report.leave(part, what, "no time was left")

@@ -16,9 +16,10 @@ import tyro
 
 from experiments.tasks.auxiliary import KINDS, auxiliary_task
 from experiments.tasks.chains import SYMBOLS, Followers
+from experiments.tasks.files import write_problems
 from experiments.tasks.pointers import pointer_problems
 from experiments.tasks.words import MAX_STEPS, MIN_STEPS, word_problems
-from paradec_jax.data.problems import Problem, write_problems
+from paradec_jax.data.problems import Problem
 
 GIVEN = 8  # symbols of a chain's text that are its prompt
 

@@ -240,7 +240,7 @@ def pointer_batches(
     spec: TokenSpec | None = None,
     prefetch: int = 2,
 ) -> Endless:
-    """An endless iterator over batches for `losses.stepwise_loss`; `get_state` and `set_state` resume it exactly.
+    """An endless iterator over batches for `stepwise_loss`; `get_state` and `set_state` resume it exactly.
 
     A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after each recurrence:
     after the first the query itself, after the second whom it has, and so on to the end of the chain; after the last

@@ -8,10 +8,9 @@ A text is right that has the same as the answer by one of `RULES`, which the fir
 """
 
 import dataclasses
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +134,6 @@ def _form(item: Problem) -> str:
     """What a line holds, in words."""
     prompt = "a prompt" if isinstance(item.prompt, str) else "messages"
     return f"{prompt} {'without' if item.solution is None else 'and'} an answer"
-
-
-def write_problems(path: str | os.PathLike[str], problems: Iterable[Problem]) -> None:
-    """Writes problems as JSON lines."""
-    with open(path, "w", encoding="utf-8") as file:
-        for item in problems:
-            line = {"prompt": item.prompt, "answer": item.solution, "steps": item.steps}
-            line = {name: value for name, value in line.items() if value is not None}
-            file.write(json.dumps(line) + "\n")
 
 
 def encode_prompts(

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from paradec_jax.io import NoLocks, lock, one_sentence
+from paradec_jax.io import lock, one_sentence
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
@@ -79,8 +79,7 @@ def _locked(temporary: Path) -> Iterator[None]:
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         try:
-            with contextlib.suppress(NoLocks):
-                lock(descriptor)
+            lock(descriptor)
             # A folder that its writer has renamed meanwhile is the new model, and no longer temporary.
             if not os.path.samestat(os.stat(descriptor), os.stat(temporary)):
                 raise BlockingIOError

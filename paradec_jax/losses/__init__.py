@@ -23,10 +23,8 @@ from paradec_jax.losses.consistency import (
 from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
-from paradec_jax.losses.recurrent_consistency import recurrent_consistency_loss
 from paradec_jax.losses.residual import ResidualRules, residual_loss
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
-from paradec_jax.losses.stepwise import stepwise_loss
 
 __all__ = [
     "CLEAN_CONTEXT",
@@ -44,9 +42,7 @@ __all__ = [
     "masked_diffusion_loss",
     "next_token_loss",
     "poisson_lognormal",
-    "recurrent_consistency_loss",
     "recurrent_loss",
     "residual_loss",
     "self_distillation_loss",
-    "stepwise_loss",
 ]

@@ -15,7 +15,6 @@ Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) add
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from paradec_jax.nn.scan import in_turn, reading
 from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
 
-INITS = ("normal_0.2", "ordinary", "zero_gain", "inherited")
+INITS = ("normal_0.2", "ordinary", "zero_gain")
 
 
 class ResidualHead(nn.Module):
@@ -134,15 +133,15 @@ class ResidualHeadNetwork(KVNetwork):
             raise ValueError(
                 f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
             )
-        inputs, module = (vectors, hidden, self.view(positions, prefix, mask)), self.module
-        residual, kv = module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
+        inputs = vectors, hidden, self.view(positions, prefix, mask)
+        residual, kv = ResidualHead(self.config).apply(
+            {"params": raw(params)}, *inputs, method=ResidualHead.residual
+        )
         return Forward(residual, kv, {"head_calls": 1})
 
 
-def init_params(
-    config: ResidualHeadConfig, key: Array, init: str = "zero_gain", backbone: Any = None
-) -> dict[str, Any]:
-    """Random parameters, some of them perhaps the backbone's.
+def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
+    """Random parameters.
 
     Args:
       config: the shape.
@@ -150,13 +149,10 @@ def init_params(
       init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
         that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`, which is
         zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases
-        included, from N(0, 0.2^2), as the released heads began; "inherited" differs from "zero_gain" in its blocks,
-        copies of the backbone's first ones, which read the embeddings that they know (`fusion` begins as [1 ; draw],
-        `embedding_norm` at the size of an embedding).
-      backbone: parameters of the backbone, for "inherited".
+        included, from N(0, 0.2^2), as the released heads began.
 
     Raises:
-      ValueError: an unknown `init`, or "inherited" from no backbone, from one of fewer layers or of other shapes.
+      ValueError: an unknown `init`.
     """
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
@@ -166,28 +162,4 @@ def init_params(
         drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
         return jax.tree.unflatten(tree, drawn)
     params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
-    if init in ("zero_gain", "inherited"):
-        params = {**params, "final_norm": jnp.zeros_like(params["final_norm"])}
-    return _inherited(config, params, backbone) if init == "inherited" else params
-
-
-def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any) -> dict[str, Any]:
-    names = [f"layer_{i}" for i in range(config.layers)]
-    if missing := [name for name in names if backbone is None or name not in backbone]:
-        raise ValueError(
-            f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
-        )
-    mine, theirs = ([tree[name] for name in names] for tree in (params, backbone))
-    why = "init inherited needs a backbone whose layers have the shapes of the head's"
-    chex.assert_trees_all_equal_shapes(mine, theirs, custom_message=why, exception_type=ValueError)
-    chex.assert_axis_dimension(
-        backbone["embedding"], 1, config.width, custom_message=why, exception_type=ValueError
-    )
-    table, dtype = backbone["embedding"].astype(jnp.float32), config.param_dtype
-    size = jnp.sqrt(jnp.mean(jnp.square(table)))
-    return {
-        **params,
-        **{name: jax.tree.map(lambda x: jnp.array(x, dtype), backbone[name]) for name in names},
-        "embedding_norm": jnp.full((config.width,), size, dtype),
-        "fusion": params["fusion"].at[: config.width].set(jnp.eye(config.width, dtype=dtype)),
-    }
+    return params | {"final_norm": jnp.zeros_like(params["final_norm"])} if init == "zero_gain" else params

@@ -76,9 +76,7 @@ def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Arr
     return of[:, :, None] == of[:, None]
 
 
-def strictly_before(
-    positions: Int[Array, "B W"], block: BlockLength, keys: Int[Array, "B S"] | None = None
-) -> Bool[Array, "B W S"]:
+def strictly_before(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
     """A position sees the blocks before its own: what a noisy stream sees of the clean one (drawn as `block_causal`).
 
     ::
@@ -88,13 +86,9 @@ def strictly_before(
         x x . . .
         x x . . .
         x x x x .
-
-    Args:
-      positions, block: as in `block_causal`.
-      keys: positions of what is seen; those of the queries by default.
     """
-    seen = positions if keys is None else keys
-    return _block_of(positions, block)[:, :, None] > _block_of(seen, block)[:, None]
+    of = _block_of(positions, block)
+    return of[:, :, None] > of[:, None]
 
 
 def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:

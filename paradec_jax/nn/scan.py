@@ -51,11 +51,7 @@ def traced_once(
     def turn(params: Any, x: Stream, one: Any) -> tuple[Stream, Any]:
         return call(functools.partial(block.apply, {"params": params}), x, one)
 
-    left = []
-    for params, one in zip(layers, [None] * len(layers) if own is None else own, strict=True):
-        x, kept = turn(params, x, one)
-        left.append(kept)
-    return x, tuple(left)
+    return in_turn(turn, x, layers, own)
 
 
 def scanned(

@@ -120,23 +120,6 @@ def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
     return entries[0]
 
 
-def logical_axes(rules: Mapping[str, Axes], params: Any) -> Any:
-    """The names of every parameter's axes, a tree like that of the raw `params`.
-
-    Raises:
-      ValueError: a parameter without an entry, or whose entry has another number of axes.
-    """
-
-    def names(path: tuple[Any, ...], leaf: Any) -> Names:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        axes = axes_of(rules, name).names
-        if len(axes) != len(leaf.shape):
-            raise ValueError(f"parameter {name} has shape {leaf.shape}, but axes {', '.join(axes)}")
-        return axes
-
-    return jax.tree_util.tree_map_with_path(names, params)
-
-
 def matrix_axes(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
     matrices = {pattern: axes for pattern, axes in rules.items() if axes.inputs}

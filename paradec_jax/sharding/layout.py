@@ -87,16 +87,6 @@ def row_shardings(tree: PyTree, mesh: AnyMesh) -> PyTree:
     return jax.tree.map(place, tree)
 
 
-def placed_shapes(tree: PyTree, where: PyTree) -> PyTree:
-    """Shapes and dtypes of arrays, with the place of each: what a program is planned for before an array is made.
-
-    Args:
-      tree: arrays, or shapes of them.
-      where: a sharding for each.
-    """
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, where)
-
-
 def layout(params: PyTree, mesh: AnyMesh) -> str:
     """A table for people: where the parameters lie, which rules did not divide an axis, and the bytes of a device.
 

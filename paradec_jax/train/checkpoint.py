@@ -16,7 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from paradec_jax import facts
-from paradec_jax.io import NoLocks, atomic_write_text, lock, one_sentence, read_object
+from paradec_jax.io import atomic_write_text, lock, one_sentence, read_object
 from paradec_jax.objective import Metrics
 from paradec_jax.train.loop import Hook, Run
 from paradec_jax.train.processes import PeerLost, all_or_none, check_same
@@ -200,8 +200,7 @@ def hold(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        with contextlib.suppress(NoLocks):
-            lock(descriptor)
+        lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         other = f"{holder_of(folder)} is writing to {folder}"

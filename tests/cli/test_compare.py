@@ -13,12 +13,13 @@ from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
+from experiments.tasks.files import write_problems
 from paradec_jax import cli
 from paradec_jax.cli import answers, demo
 from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.data.problems import read_problems, write_problems
+from paradec_jax.data.problems import read_problems
 from paradec_jax.decode import Residual
 from paradec_jax.disk import folders
 from paradec_jax.evaluate.compare import compare
@@ -294,7 +295,9 @@ class TestDemo:
         for name, rows in demo.FAMILIES.items():
             own = FAMILIES[name.replace(" ", "_")]
             assert {model for model, _ in rows} <= {*own.bundled} and len(rows) == 2
-            assert {type(setting.decoder) for _, setting in rows} <= {type(d) for d in own.decoders.values()}
+            assert {type(setting.decoder) for _, setting in rows} <= {
+                type(row.decoder) for row in own.settings
+            }
 
     def test_the_table(self, folder, tmp_path, capsys, monkeypatch):
         denoiser = lettered(tmp_path / "denoiser", "masked_diffusion")

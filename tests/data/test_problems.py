@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.tasks import build_tokenizer, token_spec, word_problems
+from experiments.tasks.files import write_problems
 from paradec_jax.data.problems import (
     Problem,
     encode_prompts,
     exact_answers,
     extract_answer,
     read_problems,
-    write_problems,
 )
 
 

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.replicas.masked_rules import distribution
 from paradec_jax.decode import SamplingKnobs
 from paradec_jax.decode.rules.randomness import Purpose
 from paradec_jax.decode.rules.relaxation import relaxed
-from paradec_jax.decode.rules.sampling import distribution, filtered_probabilities, gumbel, sample
+from paradec_jax.decode.rules.sampling import filtered_probabilities, gumbel, sample
 
 
 def test_draws_follow_the_filtered_distribution():

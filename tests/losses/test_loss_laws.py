@@ -17,6 +17,8 @@ from marks import over
 from objectives import MASKED, OBJECTIVES, PADDED, ROWS, RULES, SPEC, difference, one, padded, three, unequal
 from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
 
+from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
+from experiments.recurrent_depth.stepwise import stepwise_loss
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import parameter_shapes
@@ -65,6 +67,7 @@ def assert_same(name: str, found, wanted) -> None:
 
 def test_every_objective_is_a_row():
     named = {name.removesuffix("_loss").replace("_", " ") for name in losses.__all__ if "_loss" in name}
+    named |= {"stepwise", "recurrent consistency"}  # of experiments
     assert named == {name.replace("-", " ") for name in OBJECTIVES}
 
 
@@ -165,6 +168,7 @@ NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
     **dict(zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)),
     **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Schedule": Schedule},
     **{"SPEC": SPEC, "MASKED": MASKED, "RULES": RULES, "three": three},
+    "recurrent_consistency_loss": recurrent_consistency_loss,
     "PAIRS_OF_TWO": OBJECTIVES["consistency"].batch(1),
 }
 
@@ -195,8 +199,8 @@ def exact(name: str):
     others = {
         "consistency": lambda: losses.consistency_loss(network, SPEC, FROZEN),
         "recurrent": lambda: losses.recurrent_loss(network, three, 3),
-        "stepwise": lambda: losses.stepwise_loss(network, one, 3),
-        "recurrent consistency": lambda: losses.recurrent_consistency_loss(network, three, 3, SPEC, FROZEN),
+        "stepwise": lambda: stepwise_loss(network, one, 3),
+        "recurrent consistency": lambda: recurrent_consistency_loss(network, three, 3, SPEC, FROZEN),
     }
     loss = others[name]() if name in others else row.loss(**wide)
     return loss, batch | {"step": jnp.int32(0)}, jax.tree.map(widened, frozen)
@@ -350,7 +354,7 @@ def loss_with(name: str, pad: int, chunk: int | None = None):
     if name == "cllm":
         return losses.cllm_loss(network, spec, chunk=chunk)
     rules = losses.ConsistencyRules(context="clean", ar_weight=2.0)
-    return losses.recurrent_consistency_loss(network, three, 2, spec, rules)
+    return recurrent_consistency_loss(network, three, 2, spec, rules)
 
 
 def stopping(name: str) -> dict[str, np.ndarray]:

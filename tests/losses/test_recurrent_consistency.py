@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
 from paradec_jax.families import init_params
-from paradec_jax.losses import recurrent_consistency_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.models import RecurrentDepthNetwork
 

@@ -8,6 +8,8 @@ from marks import slow
 from objectives import OBJECTIVES, RULES, SPEC, three
 from stubs import tiny_network, tiny_params
 
+from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
+from experiments.recurrent_depth.stepwise import stepwise_loss
 from paradec_jax import losses
 
 
@@ -16,8 +18,8 @@ from paradec_jax import losses
     ("name", "loss", "more"),
     [
         ("recurrent", losses.recurrent_loss, ()),
-        slow("stepwise", losses.stepwise_loss, ()),
-        slow("recurrent consistency", losses.recurrent_consistency_loss, (SPEC, RULES)),
+        slow("stepwise", stepwise_loss, ()),
+        slow("recurrent consistency", recurrent_consistency_loss, (SPEC, RULES)),
     ],
 )
 def test_remat_and_depth_are_read_from_the_config(name, loss, more):

@@ -10,6 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from test_transformer import norm_of, through_layers
 
+from experiments.block_diffusion.inherited import inherited
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
@@ -85,7 +86,7 @@ def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
 
 def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     backbone = init_params(BACKBONE, jax.random.key(1))
-    params = begin(CONFIG, jax.random.key(0), "inherited", backbone)
+    params = inherited(CONFIG, jax.random.key(0), backbone)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
     for layer in ("layer_0", "layer_1"):
         chex.assert_trees_all_equal(params[layer], backbone[layer])
@@ -93,15 +94,15 @@ def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     size = np.sqrt(np.mean(np.square(backbone["embedding"])))
     np.testing.assert_allclose(params["embedding_norm"], np.full(WIDTH, size), rtol=1e-5)
     np.testing.assert_array_equal(params["fusion"][:WIDTH], np.eye(WIDTH))
-    for absent in (None, {name: leaf for name, leaf in backbone.items() if name != "layer_1"}):
-        with pytest.raises(ValueError, match=r"init inherited needs a backbone with .*layer_1 for 2 layers"):
-            begin(CONFIG, jax.random.key(0), "inherited", absent)
+    absent = {name: leaf for name, leaf in backbone.items() if name != "layer_1"}
+    with pytest.raises(ValueError, match=r"init inherited needs a backbone with layer_1 for 2 layers"):
+        inherited(CONFIG, jax.random.key(0), absent)
     wider = {**backbone, "layer_0": jax.tree.map(lambda x: jnp.concatenate([x, x]), backbone["layer_0"])}
     with pytest.raises(ValueError, match="a backbone whose layers have the shapes of the head's"):
-        begin(CONFIG, jax.random.key(0), "inherited", wider)
+        inherited(CONFIG, jax.random.key(0), wider)
 
 
-@pytest.mark.parametrize("init", [init for init in INITS if init != "inherited"])
+@pytest.mark.parametrize("init", INITS)
 def test_ways_to_begin(init):
     params = begin(CONFIG, jax.random.key(0), init)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
@@ -125,7 +126,7 @@ def test_the_default_begins_at_zero():
         init_params(CONFIG, jax.random.key(3)), begin(CONFIG, jax.random.key(3), "zero_gain")
     )
     with pytest.raises(
-        ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, inherited, not 'zeros'"
+        ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"
     ):
         begin(CONFIG, jax.random.key(0), "zeros")
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.block_diffusion.head_flops import head_flops
 from experiments.systems.products import products
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.losses import ResidualRules, residual_loss
-from paradec_jax.models import ResidualHeadNetwork, batch_flops, head_flops, update_flops
+from paradec_jax.models import ResidualHeadNetwork, batch_flops, update_flops
 
 ROWS, LENGTH = 3, 40
 SHAPES = {"tokens": jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)}

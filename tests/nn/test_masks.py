@@ -37,12 +37,6 @@ def test_masks_of_blocks_are_as_drawn():
     assert drawn(masks.candidates(2, 2)) == ["x x . .", "x x . .", ". . x x", ". . x x"]
 
 
-def test_what_a_window_sees_of_other_positions():
-    keys = jnp.array([[0, 1, 2], [2, 3, 9]])
-    first, second = masks.strictly_before(POSITIONS[:, 1:3], 2, keys)
-    assert drawn(first) == [". . .", "x x ."] and drawn(second) == ["x x .", "x x ."]
-
-
 def test_blocks_of_another_length_in_each_row():
     lengths = jnp.array([2, 4])
     for rule in (masks.block_causal, masks.block_diagonal, masks.strictly_before):

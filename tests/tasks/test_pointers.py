@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.recurrent_depth.stepwise import stepwise_loss
 from experiments.tasks import build_tokenizer, exact_lists, pointer_problems, token_spec
 from experiments.tasks.pointers import PointerTask, Stage, pointer_batches, pointer_problem
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode import Prefix
 from paradec_jax.families import init_params
-from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import token_losses
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.objective import weighted

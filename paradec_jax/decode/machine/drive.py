@@ -181,7 +181,6 @@ def stream(
     knobs: Any = None,
     *,
     every: int = 1,
-    max_steps: int | None = None,
     interrupt: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (state, info) after the prompt and then after each `every` steps, until every row has stopped.
@@ -192,27 +191,21 @@ def stream(
     Args:
       decoder, params, request, knobs: as for `run`.
       every: steps of one call.
-      max_steps: a bound on the number of steps.
       interrupt: looks at each state on the host and returns rows [B] to stop, or None; over processes it sees all
         rows on each, and must answer the same.
     """
     mesh, request, knobs = checked(decoder, params, request, knobs)
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
-    count = 0
     while True:
         if interrupt is not None and (rows := interrupt(readable(state))) is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
-        if np.all(np.asarray(gathered(decoder.done(state)))) or (
-            max_steps is not None and count >= max_steps
-        ):
+        if np.all(np.asarray(gathered(decoder.done(state)))):
             return
-        steps = every if max_steps is None else min(every, max_steps - count)
         with on(mesh):
-            state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
-        count += steps
+            state, info = advance_with_info(decoder, params, state, knobs, np.int32(every))
 
 
 def readable(state: Any) -> Any:

@@ -14,10 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 Params = Any
 Cache = Any
 Window = Any
-View = Any  # what a window sees: positions, prefix and mask as the layers want them
 Counts = dict[str, Int[Array, "*B"] | int]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or vectors in their place
-States = Float[Array, "B W D"]  # latents
 Mask = Bool[Array, "*B W W"] | None
 
 
@@ -92,62 +90,12 @@ class Network(Protocol):
 
 @runtime_checkable
 class CachedNetwork(Network, Protocol):
-    """A network that need not compute a position again: it keeps what later calls read of it."""
+    """A network that need not compute a position again: it keeps what later calls read of it.
+
+    Decoders of recurrent depth also ask for the parts of a call, as `models.RecurrentDepthNetwork` has them.
+    """
 
     def init_cache(self, keys: Array, size: int) -> Cache: ...
     def write(self, cache: Cache, window: Window, at: Int[Array, "B"]) -> Cache: ...
     def pick(self, window: Window, start: Int[Array, "B"], width: int) -> Window: ...
     def widen(self, window: Window, width: int) -> Window: ...
-
-
-@runtime_checkable
-class RecurrentNetwork(CachedNetwork, Protocol):
-    """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
-
-    The initial latent of each position lies in the cache: `init_cache` draws it, once, `forward` reads it.
-
-    - `at`: the same network whose `forward` does that many recurrences; itself when None.
-    - `latents`: initial latents of some positions. `start_from`: the cache in which positions `at .. at + W - 1`
-      start from other ones. `initial_state`: random ones, one a key.
-    - `view`, `empty_window`, `embed`, then `iterate` or `recur`, then `readout`: the parts of a call. `readout` gives
-      final hidden states, the window with all its keys and values, and the recurrences it took.
-    - `forward_from`: as `forward` from given latents; returns the latents after the last recurrence as well.
-    """
-
-    @property
-    def recurrence(self) -> int: ...
-    def at(self, recurrence: int | None) -> "RecurrentNetwork": ...
-    def init_cache(
-        self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
-    ) -> Cache: ...
-    def latents(self, cache: Cache, positions: Int[Array, "B W"]) -> States: ...
-    def start_from(self, cache: Cache, states: States, at: Int[Array, "B"]) -> Cache: ...
-    def initial_state(self, keys: Array, scale: Any) -> Float[Array, "*B D"]: ...
-    def view(self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Mask = None) -> View: ...
-    def empty_window(self, batch: int, width: int) -> Window: ...
-    def embedding(self, params: Params) -> Float[Array, "V D"]: ...
-    def embed(self, params: Params, inputs: Inputs, view: View, window: Window) -> tuple[States, Window]: ...
-    def iterate(
-        self,
-        params: Params,
-        state: States,
-        e: States,
-        view: View,
-        window: Window,
-        index: Any,
-        rows: Bool[Array, "B"] | None = None,
-    ) -> tuple[States, Window]: ...
-    def recur(
-        self, params: Params, state: States, e: States, view: View, window: Window, recurrences: int
-    ) -> tuple[States, Window]: ...
-    def readout(self, params: Params, state: States, view: View, window: Window) -> Forward: ...
-    def forward_from(
-        self,
-        params: Params,
-        inputs: Inputs,
-        positions: Int[Array, "B W"],
-        states: States,
-        prefix: Prefix | None = None,
-        mask: Mask = None,
-    ) -> tuple[Forward, States]: ...
-    def normalise(self, params: Params, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]: ...

@@ -98,21 +98,6 @@ def filters(knobs: Any, vocab: int) -> Bool[Array, ""]:
     return some if knobs.top_k is None else some | (jnp.asarray(knobs.top_k) < vocab)
 
 
-def distribution(
-    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "drop"
-) -> Float[Array, "*shape V"]:
-    """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
-
-    def greedy(logits: Array) -> Array:
-        best = jnp.argmax(logits, axis=-1)
-        return jax.nn.one_hot(best, logits.shape[-1], dtype=at_least_float32(logits).dtype)
-
-    def stochastic(logits: Array) -> Array:
-        return filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
-
-    return lax.cond(is_hot(knobs.temperature), stochastic, greedy, logits)
-
-
 def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """First index whose cumulative probability exceeds the number."""
     exceeds = jnp.cumsum(probs, axis=-1) > uniform[..., None]
