@@ -258,7 +258,7 @@ def test_config_that_is_wrong(capsys, copy, name, fields, message):
     ("fields", "message"),
     [
         ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
-        ({"num_nextn_predict_layers": 9}, "no valid residual head: layers of a residual head must be 1 to 8"),
+        ({"num_nextn_predict_layers": 9}, "no valid model: layers of a residual head must be 1 to 8"),
         ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
     ],
 )

@@ -86,7 +86,7 @@ DAMAGE = {
     "integers": (change(lambda t: t.update({QUERY: t[QUERY].astype(np.int8)})), "is I8, but weights must be"),
     "infinite": (change(lambda t: t[QUERY].fill(np.inf)), "NaN or infinite; allow_nonfinite takes them"),
     "a tied copy": (change(lambda t: t.update({HEAD: t[EMBEDDING] + 1})), "differs from .*embed_tokens"),
-    "twice": (change(lambda t: t.update({huginn.PREFIX + QKV: t[QKV]})), f"{QKV} occurs twice", "huginn"),
+    "twice": (change(lambda t: t.update({huginn.RAW + QKV: t[QKV]})), f"{QKV} occurs twice", "huginn"),
     "a prefix": (renamed("", "text."), r"is missing from .* it holds text\.", "sdar"),
     "hidden": (change(lambda t: t.update({f"module.{HEAD}": t[HEAD]})), f"{HEAD} occurs twice", "llama"),
     "cut": (lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), f"{WEIGHTS} is truncated"),
