@@ -319,20 +319,21 @@ class TestBuffers:
         assert f"tensor {name} in {source} is unknown" in fails(capsys, "import", source)
 
 
-def test_a_rope_table_may_be_absent_or_rounded(copy):
-    source = copy("huginn")
-    rewrite(source, lambda t: t.update(freqs_cis=t["freqs_cis"].astype(ml_dtypes.bfloat16)))
-    assert_same(imported(source), make_model())
-    rewrite(source, lambda t: t.pop("freqs_cis"))
-    assert_same(imported(source), make_model())
+def raw(tensors):
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    for name in list(tensors):
+        tensors["_orig_mod._original_module." + name] = tensors.pop(name)
 
 
-def test_names_of_the_raw_recurrent_checkpoints(copy):
-    def change(tensors):
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
-        for name in list(tensors):
-            tensors["_orig_mod._original_module." + name] = tensors.pop(name)
-
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(raw, id="names of the raw checkpoints"),
+        lambda t: t.update(freqs_cis=t["freqs_cis"].astype(ml_dtypes.bfloat16)),
+        lambda t: t.pop("freqs_cis"),
+    ],
+)
+def test_forms_of_the_recurrent_release(change, copy):
     source = copy("huginn")
     rewrite(source, change)
     assert_same(imported(source), make_model())
