@@ -1,6 +1,6 @@
-"""What a checkout computes, as one JSON, so that two checkouts can be compared: nothing may get lost when code moves.
+"""What the decoders of a checkout write, as one JSON, so that two checkouts can be compared after code has moved.
 
-    python tests/ledger.py write [--root CHECKOUT] [--parts names stubs ...] OUT.json
+    python tests/ledger.py write [--root CHECKOUT] [--parts stubs models] OUT.json
     python tests/ledger.py compare OLD.json NEW.json
 
 The script reads any checkout: the table of decoders from its tests, all else from its package. On stubs the two must
@@ -9,8 +9,6 @@ such differences are listed.
 
 | part | what |
 |---|---|
-| converters | each table: the names of its tensors |
-| commands | each command with its options |
 | stubs | digest of tokens, lengths, reasons and counts of each row of the table, at temperatures 0 and 1 |
 | models | 64 tokens of each decoder on a bundled model, with the smallest gap between the two best scores |
 """
@@ -20,8 +18,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 NEAR = 1e-4
-PARTS = ("converters", "commands", "stubs", "models")
+PARTS = ("stubs", "models")
 PROMPTS = ((3, 5, 2), (6,), (4, 4, 1, 2, 3))
 PROBLEMS = (
     "Question: Ana has 34 apples. Ben has 27 more apples than Ana. How many apples does Ben have?\nAnswer:\n",
@@ -70,70 +66,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-# Reading without running
-
-
-def of_converters(root: Path) -> dict[str, Any]:
-    """The tensors that each converter's table names, for each preset of its family that it takes."""
-    del root
-    import importlib
-
-    from paradec_jax.families import PRESETS
-
-    found: dict[str, Any] = {}
-    for module in ("huginn", "qwen2", "mdlm", "mrp", "sdar"):
-        try:
-            table = importlib.import_module(f"paradec_jax.convert.{module}").table
-        except (ImportError, AttributeError):
-            continue
-        for name, config in PRESETS.items():
-            if name.startswith("test-"):
-                try:
-                    axes, rows = table(config)
-                except (AttributeError, TypeError, ValueError):
-                    continue  # of another family
-                found[f"{module} {name}"] = {"axes": dict(axes), "rows": sorted(map(repr, rows))}
-    return found
-
-
-def of_commands(root: Path) -> dict[str, Any]:
-    """Commands and their options, from what they say of themselves."""
-
-    def helped(*words: str) -> str:
-        command = [sys.executable, "-m", "paradec_jax.cli", *words, "--help"]
-        environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
-        return subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=False
-        ).stdout
-
-    def inner(text: str) -> list[str]:
-        found = re.search(r"\{([\w,-]+)\}", text)
-        return found[1].split(",") if found else []
-
-    found: dict[str, Any] = {}
-    for command in inner(helped()):
-        text = helped(command)
-        found[command] = options(text)
-        found |= {f"{command} {word}": options(helped(command, word)) for word in inner(text)}
-    return found
-
-
-def options(text: str) -> list[str]:
-    """Names of options in a help text."""
-    return sorted(set(re.findall(r"--[a-z][\w-]*", text)))
-
-
-# Running
-
-
 def digest(value: Any) -> str:
     """A short digest of JSON values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def of_stubs(root: Path) -> dict[str, str]:
+def of_stubs() -> dict[str, str]:
     """Digests of what every row of the table writes on its stubs, at both temperatures."""
-    del root
     import numpy as np
     from decoder_rows import BUDGET
     from decoders import ROWS
@@ -157,9 +96,8 @@ def of_stubs(root: Path) -> dict[str, str]:
     return found
 
 
-def of_models(root: Path) -> dict[str, Any]:
+def of_models() -> dict[str, Any]:
     """What bundled models write, and how near the two best scores of any token written came to each other."""
-    del root
     import numpy as np
 
     import paradec_jax as pd
@@ -201,9 +139,10 @@ def watched() -> Iterator[list[float]]:
         return wrapper
 
     jax.clear_caches()
+    kinds = [kind for name, kind in vars(models).items() if name.endswith("Network")]
     with contextlib.ExitStack() as patches:
-        for kind in (kind for name, kind in vars(models).items() if name.endswith("Network")):
-            patches.enter_context(mock.patch.object(kind, "logits", noted(kind.logits)))
+        for patch in [mock.patch.object(kind, "logits", noted(kind.logits)) for kind in kinds]:
+            patches.enter_context(patch)
         yield gaps
         jax.effects_barrier()
     jax.clear_caches()
@@ -219,7 +158,7 @@ def write(root: Path, parts: list[str], out: Path) -> None:
     sys.path[:0] = [str(root), str(root / "tests"), str(root / "tests" / "laws")]
     for part in parts:
         print(part, flush=True)
-        ledger[part] = globals()[f"of_{part}"](root)
+        ledger[part] = globals()[f"of_{part}"]()
         out.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -237,29 +176,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
             gap = None if now is None else min(was["gap"], now["gap"])
             print(f"models: {name}: {'missing' if now is None else f'other tokens or calls, gap {gap:.1e}'}")
             wrong += gap is not None and gap >= NEAR
-    for part in ("converters", "commands"):
-        for line in differences(old.get(part, {}), new.get(part, {})):
-            print(f"{part}: {line}")
     return int(wrong > 0)
-
-
-def differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """What differs between two JSON values, a line each."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for name in sorted({*old, *new}):
-            place = f"{at} {name}".strip()
-            if name not in new:
-                found.append(f"- {place}")
-            elif name not in old:
-                found.append(f"+ {place}")
-            else:
-                found += differences(old[name], new[name], place)
-        return found
-    if isinstance(old, list) and isinstance(new, list):
-        gone, come = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
-        return [f"- {at} {x}" for x in gone] + [f"+ {at} {x}" for x in come]
-    return [] if old == new else [f"{at}: {old} -> {new}"]
 
 
 def main() -> int:
