@@ -16,11 +16,9 @@ from paradec_jax.model import Model
 from . import mrp, qwen2
 from .engine import ConvertError, Source, note, parted
 from .fields import parse_fields
-from .qwen2 import PREFIX, plain_name, table
-
-__all__ = ["PREFIX", "plain_name", "table"]  # of the layouts, and of this module as of the others
 
 FAMILY = "block_diffusion"
+PREFIX, plain_name, table = qwen2.PREFIX, qwen2.plain_name, qwen2.table  # of all its layouts
 # By model type: whose layout, the field of the block length; block length, mask and alignment where none says them.
 RELEASES: dict[str, tuple[str, str, int, int, str]] = {
     "sdar": ("sdar", "block_size", 4, 151_669, "own"),

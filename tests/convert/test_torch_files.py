@@ -222,7 +222,7 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
         (changed(state_dict={"a": Harmful()}), "holds 'a' among its weights, which is not a named tensor"),
         (edited("output_layer.linear.bias", None), "tensor output_layer.linear.bias is missing"),
         (edited("blocks.0.norm1.weight", np.ones(3, np.float32)), r"norm1.weight has shape \(3,\)"),
-        (edited(mdlm.ROPE, np.ones(8, np.float32)), "inv_freq contradicts rope_base 10000"),
+        (edited(mdlm.ROPE, np.ones(8, np.float32)), "inv_freq contradicts rotary positions of base 10000"),
     ],
 )
 def test_files_that_are_wrong(tensors, tmp_path, capsys, write, message):
