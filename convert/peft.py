@@ -18,11 +18,11 @@ from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
 from paradec_jax.lora import LORA_A, LORA_B
 
-from . import huginn, mdlm, qwen2, sdar, weights
+from . import qwen2
+from .checkpoint import BY_FAMILY
 from .engine import ConvertError, Row, Source, check_tensors, read_json
 from .fields import matches, write_json
 
-TABLES: dict[str, Any] = {one.FAMILY: one.table for one in (huginn, mdlm, qwen2)} | {sdar.FAMILY: qwen2.table}
 STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
@@ -49,7 +49,7 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             raise ConvertError(
                 f"field {name} of {folder / ADAPTER_CONFIG} is {value!r}, but only plain LoRA is read"
             )
-    rename = mdlm.plain_name if config.family == mdlm.FAMILY else weights.plain_name
+    rename = BY_FAMILY[config.family].plain_name
     stored = open_tensors(folder / f"{STEM}.safetensors")
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
     if not allow_nonfinite:
@@ -85,7 +85,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
     """
     leaves, tensors, ranks = flatten_dict(adapter, sep="/"), {}, {}
     axes, modules = _modules(config)
-    prefix = HOLDER + (mdlm.PREFIX if config.family == mdlm.FAMILY else "")
+    prefix = HOLDER + BY_FAMILY[config.family].PREFIX
     for module, rows in modules.items():
         here = [(path, row) for path, row in rows if f"{path}/{LORA_A}" in leaves]
         if here:
@@ -118,7 +118,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
 
 def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:
     """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a part of it."""
-    axes, rows = TABLES[config.family](config)
+    axes, rows = BY_FAMILY[config.family].table(config)
     modules: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
         stored, ours = row.pattern.split(" -> ")
