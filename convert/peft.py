@@ -55,7 +55,8 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
-    shapes, adapter = {}, {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    adapter: dict[str, Any] = {}
     for module, rows in modules.items():
         a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
         if a in tensors or b in tensors:
@@ -83,7 +84,9 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
       adapter, scale: as of `lora.merge`.
       base: name of the model.
     """
-    leaves, tensors, ranks = flatten_dict(adapter, sep="/"), {}, {}
+    leaves: dict[str, Any] = flatten_dict(adapter, sep="/")
+    tensors: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
     axes, modules = _modules(config)
     prefix = HOLDER + BY_FAMILY[config.family].PREFIX
     for module, rows in modules.items():
@@ -134,7 +137,7 @@ def _rank_and_scale(fields: Mapping[str, Any], module: str) -> tuple[int, float]
     found = []
     for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", float)):
         ends = (fields.get(pattern) or {}).items()
-        value = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
+        value: Any = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
         if not matches(value, kind) or value <= 0:
             raise ConvertError(f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r}")
         found.append(value)

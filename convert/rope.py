@@ -1,5 +1,7 @@
 """Buffers of rotary positions that checkpoints hold beside their weights."""
 
+from typing import Any
+
 import numpy as np
 
 from .engine import ConvertError, Source
@@ -11,7 +13,7 @@ def inverse_frequencies(channels: int, base: float) -> np.ndarray:
     return np.float32(1) / np.float32(base) ** exponent
 
 
-def check_rope(source: Source, name: str, own: np.ndarray, base: float, **tolerance: float) -> None:
+def check_rope(source: Source, name: str, own: np.ndarray, base: float, **tolerance: Any) -> None:
     """Refuses a stored buffer that is not our own, up to the rounding of a bfloat16 copy."""
     if not np.allclose(source.read(name).astype(np.float32), own, **tolerance):
         raise ConvertError(f"tensor {name} contradicts rotary positions of base {base:g}")

@@ -181,8 +181,10 @@ class Job:
           Stopped: the time is over before the part is done.
         """
         run, folder = self.run, self.folder / part
+        whole: Any = join
+        trained: Any
+        kept: Any
         trained, kept = split(model, run.layers)
-        whole = join
         if run.lora is not None:
             whole, draws = adapted, jax.random.fold_in(jax.random.key(run.seed), 2)
             fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
