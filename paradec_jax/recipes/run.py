@@ -34,14 +34,8 @@ BOUNDS = {
     **dict.fromkeys(("warmup", "cooldown", "layers"), (0, 1)),
 }
 LENGTH = 1024  # positions of the longest row where nothing is given
-MAY_DIFFER = (
-    "out",
-    "held_out",
-    "minutes",
-    "checkpoint_every",
-    "allow",
-    "cluster",
-)  # between calls of one run
+# Options that may differ between the calls of one run.
+MAY_DIFFER = ("out", "held_out", "minutes", "checkpoint_every", "allow", "cluster")
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
 
 
