@@ -14,14 +14,15 @@ from paradec_jax.chat import check as check_template
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
 from paradec_jax.model import Model
-from paradec_jax.tokenizer import Tokenizer
 
 from . import gguf, huginn, mdlm, qwen2, sdar
+from . import weights as tensor_files
 from .engine import ConvertError, read_json
 from .fields import check_plain
-from .words import WORDS, check_words, json_if_there, read_special
+from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
-ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
+BY_FAMILY: dict[str, ModuleType] = {module.FAMILY: module for module in (huginn, qwen2, sdar, mdlm)}
+BY_TYPE = {kind: module for module in BY_FAMILY.values() for kind in module.MODEL_TYPES}
 GGUF, LIGHTNING = ".gguf", ".ckpt"
 
 
@@ -55,35 +56,25 @@ def opened(
             template, special = _read_chat_template(path), read_special(path)
             model = dataclasses.replace(model, chat_template=template, special_tokens=special)
         if words is not None:
-            try:
-                known = Tokenizer.from_file(words)
-            except ValueError as error:
-                raise ConvertError(str(error)) from error
+            known = read_tokenizer(words)
             check_words(path, words, known)
             model = dataclasses.replace(model, tokenizer=known)
         yield model if allow_nonfinite else _finite(model)
 
 
-def architecture(field: str, value: object, names: str) -> ModuleType:
-    """The converter among whose `names` (MODEL_TYPES or FAMILY) the value of a field is."""
-    known: dict[str, ModuleType] = {}
-    for module in ARCHITECTURES:
-        own = getattr(module, names)
-        known |= dict.fromkeys([own] if isinstance(own, str) else own, module)
-    if str(value) not in known:
-        raise ConvertError(f"{field} must be one of {', '.join(known)}, not {value!r}")
-    return known[str(value)]
-
-
+@contextlib.contextmanager
 def _reading(
     path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[Model]:
+) -> Iterator[Model]:
     """What a converter reads; `of_blocks` is told to block diffusion alone."""
     module: ModuleType | None = None
     if path.is_dir():
         fields = mdlm.flat(read_json(path / "config.json"))
         check_plain(fields)
-        module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")
+        kind = fields.get("model_type")
+        if str(kind) not in BY_TYPE:
+            raise ConvertError(f"model_type must be one of {', '.join(BY_TYPE)}, not {kind!r}")
+        module = BY_TYPE[str(kind)]
     for name in of_blocks if module is not sdar else ():
         raise ConvertError(f"--{name} is for models of block diffusion, but {path} holds another")
     if weights is not None and (module or path.suffix != LIGHTNING):
@@ -91,12 +82,15 @@ def _reading(
     if module is not None:
         # The others' configs say what texts begin with.
         more = {"words": tokenizer} if module in (qwen2, sdar) else {}
-        return module.read(path, fields, dtype, **of_blocks, **more)
-    if path.suffix == LIGHTNING:
-        return mdlm.read_checkpoint(path, weights or "raw", dtype)
-    if path.suffix != GGUF:
+        with tensor_files.opened(path, module.plain_name, module.PREFIX) as source:
+            yield module.read(source, fields, dtype, **of_blocks, **more)
+    elif path.suffix == LIGHTNING:
+        with mdlm.read_checkpoint(path, weights or "raw", dtype) as model:
+            yield model
+    elif path.suffix == GGUF:
+        yield gguf.read(path, dtype, tokenizer is None)
+    else:
         raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
-    return gguf.read(path, dtype, tokenizer is None)
 
 
 def _read_chat_template(folder: Path) -> str | None:

@@ -14,7 +14,7 @@ from paradec_jax.model import Model
 
 from . import check as checking
 from . import torch_check
-from .checkpoint import architecture, opened
+from .checkpoint import BY_FAMILY, opened
 from .engine import ConvertError
 from .words import write_words
 
@@ -68,9 +68,8 @@ def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwr
       overwrite: replace a folder with a config.json at DST.
     """
     model = store.opened(src, allow_nonfinite=allow_nonfinite)
-    module = architecture("family", model.family, "FAMILY")
     with staged(dst, overwrite=overwrite) as folder:
-        module.write(folder, model)
+        BY_FAMILY[model.family].write(folder, model)
         write_words(folder, model)
         if model.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")

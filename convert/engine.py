@@ -1,6 +1,5 @@
 """Moves tensors between files of weights and parameter trees, both ways, as a table of rows says."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -11,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -19,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.disk.folders import StoreError
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
-from paradec_jax.model import PARAM_DTYPES, Model
+from paradec_jax.model import PARAM_DTYPES
 
 # Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
 # causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
@@ -109,8 +107,12 @@ def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row
     return [placed(row) for row in block]
 
 
-def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+Table = tuple[Mapping[str, int], Sequence[Row]]  # lengths of the axes that patterns name, and rows
+
+
+def table_shapes(table: Table) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors of a table."""
+    axes, rows = table
     return {name: row.stored_shape(axes) for row in rows for _, name in row.each()}
 
 
@@ -167,16 +169,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(
-    source: Source,
-    table: tuple[Mapping[str, int], Sequence[Row]],
-    dtype: str | None,
-    optional: Mapping[str, tuple[int, ...]],
+    source: Source, table: Table, dtype: str | None, optional: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Any], str]:
     """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and their type.
 
     Args:
-      source: the checkpoint.
-      table: lengths of axes, and rows.
+      source, table: the checkpoint, and the table of its model.
       dtype: type of the parameters; by default that of `common_dtype`.
       optional: names and shapes of tensors that may be there besides those of the table.
 
@@ -189,20 +187,30 @@ def read_table(
         raise ConvertError(
             f"config.json asks for {deepest} layers, but {source.folder} has only {len(source.tensors)} tensors"
         )
-    shapes = table_shapes(rows, axes)
+    shapes = table_shapes(table)
     check_tensors(source, shapes, optional)
     param_dtype = dtype or common_dtype(source, list(shapes))
-    return import_tree(source, rows, axes, param_dtype), param_dtype
+
+    def read(row: Row, name: str, index: Any) -> np.ndarray:
+        stored = source.tensors[name].read(row.share(axes) if row.parts else ())
+        with np.errstate(over="ignore"):  # numbers that become infinite are refused elsewhere
+            return row.load(stored, axes)[index].astype(param_dtype, copy=False)
+
+    leaves = {}
+    for row in rows:
+        for path, name in row.each():
+            kind = source.tensors[name].dtype
+            if kind not in DTYPES.values():
+                known = ", ".join(DTYPES.values())
+                raise ConvertError(f"tensor {name} is {kind}, but weights must be {known}")
+            leaves[path] = Lazy(row.shape(axes), param_dtype, functools.partial(read, row, name))
+    return unflatten_dict(leaves, sep="/"), param_dtype
 
 
 def check_tensors(
     source: Source, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compares names and shapes of a checkpoint with those that its config asks for; saved buffers are passed over.
-
-    Raises:
-      ConvertError: naming the first tensor that is missing, unknown or misshapen.
-    """
+    """Refuses, as `read_table`, names and shapes that a config does not ask for; saved buffers are passed over."""
     for name in sorted(shapes.keys() - source.tensors.keys()):
         raise source.missing(name)
     for name, tensor in sorted(source.tensors.items()):
@@ -222,11 +230,7 @@ def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
-    """A stored output matrix equals the embedding that config.json puts in its place.
-
-    Raises:
-      ConvertError: when any number differs.
-    """
+    """Refuses a stored output matrix that differs from the embedding, which config.json puts in its place."""
     if head not in source.tensors:
         return
     both = source.tensors[head], source.tensors[embedding]
@@ -255,34 +259,10 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
     return kind if len(kinds) == 1 and kind in PARAM_DTYPES else "float32"
 
 
-def import_tree(source: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str) -> dict[str, Any]:
-    """The parameters of a checkpoint whose names and shapes were checked; each is read when it is asked for.
-
-    Raises:
-      ConvertError: when a tensor is not floating point.
-    """
-
-    def read(row: Row, name: str, index: Any) -> np.ndarray:
-        stored = source.tensors[name].read(row.share(axes) if row.parts else ())
-        with np.errstate(over="ignore"):  # numbers that become infinite are refused elsewhere
-            return row.load(stored, axes)[index].astype(dtype, copy=False)
-
-    leaves = {}
-    for row in rows:
-        for path, name in row.each():
-            kind = source.tensors[name].dtype
-            if kind not in DTYPES.values():
-                raise ConvertError(
-                    f"tensor {name} is {kind}, but weights must be {', '.join(DTYPES.values())}"
-                )
-            leaves[path] = Lazy(row.shape(axes), dtype, functools.partial(read, row, name))
-    return unflatten_dict(leaves, sep="/")
-
-
-def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, Lazy]:
+def export_tree(params: Mapping[str, Any], table: Table) -> dict[str, Lazy]:
     """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are asked for."""
-    leaves = flatten_dict(params, sep="/")
-    shapes = table_shapes(rows, axes)
+    axes, rows = table
+    leaves, shapes = flatten_dict(params, sep="/"), table_shapes(table)
     parts: dict[str, list[tuple[Row, str]]] = {}
     for row in rows:
         for path, name in row.each():
@@ -296,10 +276,3 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
         name: Lazy(shapes[name], str(leaves[sources[0][1]].dtype), functools.partial(read, sources))
         for name, sources in parts.items()
     }
-
-
-def in_memory(reading: contextlib.AbstractContextManager[Model]) -> Model:
-    """The model that a converter reads, its parameters as NumPy arrays; without a head."""
-    with reading as model:
-        params = jax.tree.map(np.asarray, model.params)
-        return dataclasses.replace(model, params=params, head=None)

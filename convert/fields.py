@@ -52,11 +52,7 @@ def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
 
 
 def built(config: Callable[..., Config], ours: Mapping[str, Any]) -> Config:
-    """A config of these fields.
-
-    Raises:
-      ConvertError: when no model has these sizes.
-    """
+    """A config of these fields. Raises ConvertError when no model has these sizes."""
     try:
         return config(**ours)
     except ValueError as error:
@@ -64,11 +60,7 @@ def built(config: Callable[..., Config], ours: Mapping[str, Any]) -> Config:
 
 
 def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuses another value of a field that admits one alone: because only that is implemented, or others ask for it.
-
-    Raises:
-      ConvertError: naming the field.
-    """
+    """Refuses other values of a field that admits one: because only that is implemented, or others ask for it."""
     for name, value in fixed.items():
         if fields.get(name) is not None and fields[name] != value:
             raise ConvertError(
@@ -77,11 +69,7 @@ def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
 
 
 def check_plain(fields: Mapping[str, Any]) -> None:
-    """Refuses a mixture of experts and quantised weights.
-
-    Raises:
-      ConvertError: naming the field that tells of it.
-    """
+    """Refuses a mixture of experts and quantised weights, naming the field that tells of it."""
     moe = "model_type" if str(fields.get("model_type")).endswith("_moe") else None
     for name in (*EXPERTS, moe):
         if name and fields.get(name):
@@ -102,9 +90,8 @@ def typed(config: Config, fields: Mapping[str, Any], param_dtype: str) -> Config
     Raises:
       ConvertError: when the field names no floating type.
     """
-    named = next(
-        (fields[name] for name in ("dtype", "torch_dtype") if fields.get(name) is not None), param_dtype
-    )
+    given = present(fields)
+    named = given.get("dtype", given.get("torch_dtype", param_dtype))
     plain = str(named).removeprefix("torch.")
     plain = SPELLED.get(plain, plain)
     if plain not in tensors.DTYPES.values():
@@ -146,6 +133,11 @@ def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def write_config(folder: Path, fields: Mapping[str, Any], tokens: TokenSpec) -> None:
+    """Writes config.json, with the special tokens that there are."""
+    write_json(folder / "config.json", {**fields, **present(format_tokens(tokens))})
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:

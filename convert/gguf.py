@@ -3,10 +3,9 @@
 The package `gguf` reads a file, knows its names, and expands its tensors, rounded ones among them, to float32.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +49,15 @@ LLAMA3 = "llama-bpe"  # where what is a token is not merged, and texts have a be
 DIGITS = {LLAMA3: "{1,3}", "qwen2": "", "deepseek-r1-qwen": ""}  # that stay together
 PLAIN = ("gpt-2", "default", "smollm")  # split by GPT-2's rule
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens
-ENDS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-)  # of texts, turns, messages
+# Of texts, turns and messages.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # in templates, and in the metadata
 
 
-@contextlib.contextmanager
-def read(path: Path, dtype: str | None = None, words: bool = True) -> Iterator[Model]:
+def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
     """A file as a model with its template, and with its tokenizer where `words`; the rest as of `qwen2.read`."""
     try:
-        model = _read(path, dtype, words)
+        return _read(path, dtype, words)
     except ImportError as error:
         raise ConvertError(f"{path} is read by the package gguf: pip install gguf") from error
     except ConvertError as error:
@@ -74,7 +67,6 @@ def read(path: Path, dtype: str | None = None, words: bool = True) -> Iterator[M
         raise ConvertError(told) from error
     except Exception as error:  # what is damaged raises errors of many kinds
         raise ConvertError(f"{path} is missing, damaged or unknown: {one_sentence(error, 99)}") from error
-    yield model
 
 
 def _read(path: Path, dtype: str | None, words: bool) -> Model:
@@ -100,8 +92,8 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
         gguf.dequantize(tensor.data[:1], tensor.tensor_type)
     fields = config_fields(values, stored)
     config, kind = qwen2.parse_config(fields, CausalConfig), fields["model_type"]
-    axes, rows = qwen2.table(dataclasses.replace(config, layers=min(config.layers, len(stored))))
-    names = (*table_shapes(rows, axes), qwen2.HEAD)
+    table = qwen2.table(dataclasses.replace(config, layers=min(config.layers, len(stored))))
+    names = (*table_shapes(table), qwen2.HEAD)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], len(stored))
     official = {known.get_name(name, (".weight", ".bias")): name for name in names}
     turned = {"q_proj": config.heads, "k_proj": config.kv_heads} if kind == "llama" else {}
@@ -162,9 +154,8 @@ def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
 def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
     model, kind = values.get("tokenizer.ggml.model"), values.get("general.architecture")
-    pre = values.get(
-        "tokenizer.ggml.pre", "qwen2" if kind in ("qwen2", "qwen3") else None
-    )  # older files lack it
+    usual = "qwen2" if kind in ("qwen2", "qwen3") else None  # older files name none
+    pre = values.get("tokenizer.ggml.pre", usual)
     if model != "llama" and (model != "gpt2" or pre not in (*DIGITS, *PLAIN)):
         note(f"{path} has no tokenizer that is read (model {model}, pre {pre}): paradec import takes one")
         return None

@@ -1,8 +1,7 @@
 """Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both sides."""
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,23 +10,15 @@ import numpy as np
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.model import Model
 
-from .engine import ConvertError, Row, Source, check_tied, export_tree, fused, layered, read_table
-from .fields import (
-    Fields,
-    built,
-    check_fixed,
-    format_tokens,
-    parse_fields,
-    present,
-    token_ids,
-    typed,
-    write_json,
-)
-from .weights import opened, write_weights
+from .engine import Row, Source, Table, check_tied, export_tree, fused, layered, read_table
+from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
+from .rope import check_rope, inverse_frequencies
+from .weights import write_weights
 
 MODEL_TYPES = ("huginn_raven",)
 FAMILY = "recurrent_depth"
-PREFIX = "_orig_mod._original_module."  # of the raw pre-training checkpoints
+PREFIX = ""  # of exported names
+RAW = "_orig_mod._original_module."  # what names of the raw pre-training checkpoints begin with
 EMBEDDING, HEAD, ROPE = "transformer.wte.weight", "lm_head.weight", "freqs_cis"
 REMAT = {"per-iteration": "iteration", "none": "none"}
 
@@ -76,33 +67,33 @@ INFORMATIVE: dict[str, Any] = {
 RELEASE_VOCAB, BOS, STOP, PAD = 65_536, 65_504, (65_504, 65_505, 65_508), 65_509
 
 
-@contextlib.contextmanager
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
-    """A Hugging Face folder as a model; arguments and errors as of `qwen2.read`."""
+def plain_name(name: str) -> str:
+    """The name of a tensor in the released folder."""
+    return name.removeprefix(RAW)
+
+
+def read(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+    """As `qwen2.read`."""
     config = parse_config(fields)
-    axes, rows = table(config)
-    optional = {HEAD: (axes["v"], axes["d"]), ROPE: (1, config.max_length, 1, axes["c"] // 2, 2)}
-    with opened(folder, lambda name: name.removeprefix(PREFIX)) as source:
-        params, param_dtype = read_table(source, (axes, rows), dtype, optional)
-        if config.tie_embeddings:
-            check_tied(source, HEAD, EMBEDDING, "tie_embeddings")
-        if ROPE in source.tensors:
-            _check_rope(source, config.rope_base)
-        yield Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
+    rope_shape = (1, config.max_length, 1, config.head_dim // 2, 2)
+    optional = {HEAD: (config.vocab_size, config.width), ROPE: rope_shape}
+    params, param_dtype = read_table(source, table(config), dtype, optional)
+    if config.tie_embeddings:
+        check_tied(source, HEAD, EMBEDDING, "tie_embeddings")
+    if ROPE in source.tensors:
+        check_rope(source, ROPE, rope_table(config), config.rope_base, atol=1e-2, rtol=0)
+    return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
 def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
     config = cast(RecurrentDepthConfig, model.config)
-    axes, rows = table(config)
-    rope = rope_table(config.max_length, config.head_dim, config.rope_base)
-    write_weights(folder, {**export_tree(model.params, rows, axes), ROPE: rope})
-    fields = format_config(config) | present(format_tokens(model.token_spec))
-    write_json(folder / "config.json", fields)
+    write_weights(folder, {**export_tree(model.params, table(config)), ROPE: rope_table(config)})
+    write_config(folder, format_config(config), model.token_spec)
 
 
-def table(config: RecurrentDepthConfig) -> tuple[dict[str, int], list[Row]]:
-    """Lengths of the axes that patterns name, and the rows of all parameters."""
+def table(config: RecurrentDepthConfig) -> Table:
+    """The rows of all parameters."""
     axes = {
         "v": config.vocab_size,
         "d": config.width,
@@ -133,11 +124,7 @@ def table(config: RecurrentDepthConfig) -> tuple[dict[str, int], list[Row]]:
 
 
 def parse_config(fields: Mapping[str, Any]) -> RecurrentDepthConfig:
-    """Our config, without the two types, from the official fields.
-
-    Raises:
-      ConvertError: naming the field that is missing, of a wrong type, contradictory or not supported.
-    """
+    """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
     ours = parse_fields(fields, FIELDS)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
     config = built(RecurrentDepthConfig, ours)
@@ -189,17 +176,8 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
     return TokenSpec(bos=next(iter(bos), None), stop=tuple(dict.fromkeys(stop)), pad=next(iter(pad), 0))
 
 
-def rope_table(length: int, head_dim: int, base: float) -> np.ndarray:
+def rope_table(config: RecurrentDepthConfig) -> np.ndarray:
     """Cosines and sines of all positions, float32 [1, length, 1, C/2, 2], computed in float32."""
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1) / np.float32(base) ** exponent
-    angle = np.arange(length, dtype=np.float32)[:, None] * frequency
+    frequency = inverse_frequencies(config.head_dim, config.rope_base)
+    angle = np.arange(config.max_length, dtype=np.float32)[:, None] * frequency
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1)[None, :, None]
-
-
-def _check_rope(source: Source, base: float) -> None:
-    """The stored table is that of `rope_base`, up to the rounding of a bfloat16 copy."""
-    stored = source.read(ROPE).astype(np.float32)
-    _, length, _, half, _ = stored.shape
-    if not np.allclose(stored, rope_table(length, 2 * half, base), atol=1e-2, rtol=0):
-        raise ConvertError(f"tensor {ROPE} contradicts rope_base {base:g} of config.json")

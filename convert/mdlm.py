@@ -9,36 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.model import Model
 from paradec_jax.models.denoiser import FREQUENCIES
 
 from . import torch_files
-from .engine import (
-    ConvertError,
-    Row,
-    Source,
-    export_tree,
-    fused,
-    layered,
-    read_json,
-    read_table,
-    table_shapes,
-)
-from .fields import (
-    Fields,
-    built,
-    check_fixed,
-    format_tokens,
-    parse_fields,
-    present,
-    token_ids,
-    typed,
-    write_json,
-)
-from .weights import opened, write_weights
+from .engine import ConvertError, Row, Source, Table, export_tree, fused, layered, read_table, table_shapes
+from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
+from .rope import check_rope, inverse_frequencies
+from .weights import write_weights
+from .words import json_if_there
 
 MODEL_TYPES = ("mdlm",)
 FAMILY = "masked_diffusion"
@@ -55,10 +35,8 @@ FIELDS: Fields = {
     "heads": (("n_heads",), int, None),
     "dropout": (("dropout",), float, 0.1),
 }
-NESTED = {
-    "model_length": "length",
-    "hidden_dim": "hidden_size",
-}  # names in a training config; the others are equal
+# Names in a training config; the others are equal.
+NESTED = {"model_length": "length", "hidden_dim": "hidden_size"}
 FIXED: dict[str, Any] = {"time_conditioning": False}
 
 # Special tokens by the size of the vocabulary, where config.json names none: GPT-2's with the mask added, whose rows
@@ -71,15 +49,8 @@ TOKENS = {
 
 
 @contextlib.contextmanager
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
-    """A Hugging Face folder, its config.json flat or nested, as a model; arguments and errors as of `qwen2.read`."""
-    with opened(folder, plain_name, PREFIX) as source:
-        yield read_tensors(source, fields, dtype)
-
-
-@contextlib.contextmanager
 def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) -> Iterator[Model]:
-    """As `read`, of a checkpoint of Lightning, which is not unpickled.
+    """The model of a checkpoint of Lightning, which is not unpickled.
 
     The model's sizes are those of a config.json beside the file, or else of the settings that the file holds.
 
@@ -91,31 +62,30 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
     Raises:
       ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
     """
-    beside = path.with_name("config.json")
     with torch_files.Archive(path) as archive:
-        fields = read_json(beside) if beside.is_file() else torch_files.hyper_parameters(archive)
+        fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(archive)
         if not fields:
             raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
         raw = torch_files.state_dict(archive, plain_name)
-        model = read_tensors(raw, fields, dtype)
+        model = read(raw, fields, dtype)
         if weights == "ema":
             order = parameter_order(cast(MaskedDiffusionConfig, model.config))
-            model = read_tensors(torch_files.averages(archive, order), fields, dtype)
+            model = read(torch_files.averages(archive, order), fields, dtype)
         yield model
 
 
-def read_tensors(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
-    """As `read`, of tensors by their plain names."""
+def read(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+    """As `qwen2.read`, of a config.json that is flat or nested."""
     fields = flat(fields)
     if not fields.get("vocab_size"):
         if EMBEDDING not in source.tensors:
             raise source.missing(EMBEDDING)
         fields["vocab_size"] = next(iter(source.tensors[EMBEDDING].shape), 0)
     config = parse_config(fields)
-    axes, rows = table(config)
-    params, param_dtype = read_table(source, (axes, rows), dtype, {ROPE: (axes["c"] // 2,)})
+    params, param_dtype = read_table(source, table(config), dtype, {ROPE: (config.head_dim // 2,)})
     if ROPE in source.tensors:
-        _check_rope(source, axes["c"])
+        own = inverse_frequencies(config.head_dim, config.rope_base)
+        check_rope(source, ROPE, own, config.rope_base, atol=0, rtol=1e-2)
     return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
@@ -124,11 +94,10 @@ def write(folder: Path, model: Model) -> None:
     config = cast(MaskedDiffusionConfig, model.config)
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
-    axes, rows = table(config)
-    tensors = {**export_tree(model.params, rows, axes), ROPE: inverse_frequencies(axes["c"])}
+    rope = inverse_frequencies(config.head_dim, config.rope_base)
+    tensors = {**export_tree(model.params, table(config)), ROPE: rope}
     write_weights(folder, {PREFIX + name: tensor for name, tensor in tensors.items()})
-    fields = format_config(config) | present(format_tokens(model.token_spec))
-    write_json(folder / "config.json", fields)
+    write_config(folder, format_config(config), model.token_spec)
 
 
 def plain_name(name: str) -> str:
@@ -138,8 +107,8 @@ def plain_name(name: str) -> str:
     return name
 
 
-def table(config: MaskedDiffusionConfig) -> tuple[dict[str, int], list[Row]]:
-    """Lengths of the axes that patterns name, and the rows of all parameters, in the order of their registration."""
+def table(config: MaskedDiffusionConfig) -> Table:
+    """The rows of all parameters, in the order of their registration."""
     axes = {
         "v": config.vocab_size,
         "d": config.width,
@@ -182,8 +151,7 @@ def table(config: MaskedDiffusionConfig) -> tuple[dict[str, int], list[Row]]:
 
 def parameter_order(config: MaskedDiffusionConfig) -> list[str]:
     """Names of all parameters in the order in which the original program registers them, block after block."""
-    axes, rows = table(config)
-    names = list(table_shapes(rows, axes))
+    names = list(table_shapes(table(config)))
     first = next(i for i, name in enumerate(names) if name.startswith("blocks."))
     last = next(i for i, name in enumerate(names) if name.startswith("output_layer."))
     blocks = sorted(names[first:last], key=lambda name: int(name.split(".")[1]))  # which keeps ties in place
@@ -204,19 +172,11 @@ def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
     names = [name for official, _, _ in FIELDS.values() for name in official]
     found = {name: model[NESTED.get(name, name)] for name in names if NESTED.get(name, name) in model}
-    return (
-        {name: value for name, value in fields.items() if name != "model"}
-        | found
-        | {"model_type": MODEL_TYPES[0]}
-    )
+    return {**fields, **found, "model": None, "model_type": MODEL_TYPES[0]}
 
 
 def parse_config(fields: Mapping[str, Any]) -> MaskedDiffusionConfig:
-    """Our config, without the two types, from the official fields.
-
-    Raises:
-      ConvertError: naming the field that is missing, of a wrong type or not supported.
-    """
+    """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
     check_fixed(fields, FIXED)
     return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
 
@@ -245,18 +205,3 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
         mask=next(iter(ids["mask"]), vocab_size - 1),
         alignment="own",
     )
-
-
-def inverse_frequencies(head_dim: int) -> np.ndarray:
-    """Angles of the rotation at position 1, float32 [C/2]."""
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1) / np.float32(MaskedDiffusionConfig.rope_base) ** exponent
-
-
-def _check_rope(source: Source, head_dim: int) -> None:
-    """The stored frequencies are ours, up to the rounding of a bfloat16 copy."""
-    stored = source.read(ROPE).astype(np.float32)
-    if not np.allclose(stored, inverse_frequencies(head_dim), atol=0, rtol=1e-2):
-        raise ConvertError(
-            f"tensor {ROPE} holds other frequencies than those of base {MaskedDiffusionConfig.rope_base:g}"
-        )

@@ -1,6 +1,7 @@
 """Residual heads (MRP) beside a backbone of type `sdar`: names, layouts and config fields on both sides."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,40 +10,33 @@ from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import ResidualHead
 
 from . import qwen2
-from .engine import ConvertError, Row, Source, export_tree, layered, read_table, table_shapes
-from .fields import Fields, check_fixed, parse_fields
+from .engine import ConvertError, Row, Source, Table, export_tree, layered, read_table, table_shapes
+from .fields import Fields, built, check_fixed, parse_fields
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
 
-FIELDS: Fields = {"layers": (("num_nextn_predict_layers",), int, None)}
+LAYERS = "num_nextn_predict_layers"
+FIELDS: Fields = {"layers": ((LAYERS,), int, None)}
 FIXED: dict[str, Any] = {"num_mrp_heads": 1}
-
-
-def there(tensors: Source, fields: Mapping[str, Any]) -> bool:
-    """Whether a folder holds a head, or its config.json says so."""
-    return bool(tensors.tensors) or bool(fields.get(FIELDS["layers"][0][0]))
 
 
 def read(
     tensors: Source, fields: Mapping[str, Any], backbone: BlockDiffusionConfig, dtype: str | None = None
-) -> ResidualHead:
-    """The head of a backbone, whose parameters are read when they are asked for.
+) -> ResidualHead | None:
+    """The head of a backbone, its parameters read when they are asked for; None where config and folder have none.
 
     Args:
       tensors: by their names without the prefix.
-      fields: config.json.
+      fields, dtype: as of `qwen2.read`.
       backbone: its shape, types included.
-      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when config and tensors are not those of one complete head.
     """
+    if not tensors.tensors and not fields.get(LAYERS):
+        return None
     check_fixed(fields, FIXED)
-    shape = parse_fields(fields, FIELDS)
-    try:
-        config = ResidualHeadConfig.of(backbone, **shape)
-    except ValueError as error:
-        raise ConvertError(f"config.json describes no valid residual head: {error}") from error
+    config = built(functools.partial(ResidualHeadConfig.of, backbone), parse_fields(fields, FIELDS))
     params, param_dtype = read_table(tensors, table(config), dtype, {})
     return ResidualHead(dataclasses.replace(config, param_dtype=param_dtype), params)
 
@@ -53,18 +47,17 @@ def export(head: ResidualHead, backbone: BlockDiffusionConfig) -> tuple[dict[str
     Raises:
       ConvertError: blocks of another shape than the backbone's, for which config.json has no field.
     """
-    axes, rows = table(head.config)
-    axes_of_backbone, like_backbone = table(ResidualHeadConfig.of(backbone, head.config.layers))
-    if table_shapes(rows, axes) != table_shapes(like_backbone, axes_of_backbone):
+    own, like_backbone = table(head.config), table(ResidualHeadConfig.of(backbone, head.config.layers))
+    if table_shapes(own) != table_shapes(like_backbone):
         raise ConvertError(
             "only a residual head whose blocks have the shape of its backbone's has this layout"
         )
-    tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, rows, axes).items()}
-    return tensors, {FIELDS["layers"][0][0]: head.config.layers} | FIXED
+    tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, own).items()}
+    return tensors, {LAYERS: head.config.layers} | FIXED
 
 
-def table(config: ResidualHeadConfig) -> tuple[dict[str, int], list[Row]]:
-    """Lengths of the axes that patterns name, and the rows of all parameters, names without the prefix."""
+def table(config: ResidualHeadConfig) -> Table:
+    """The rows of all parameters, names without the prefix."""
     rows = [
         Row("embedding_norm", "enorm.weight", "d -> d"),
         Row("hidden_norm", "hnorm.weight", "d -> d"),

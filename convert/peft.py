@@ -18,11 +18,11 @@ from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
 from paradec_jax.lora import LORA_A, LORA_B
 
-from . import huginn, mdlm, qwen2, sdar, weights
+from . import qwen2
+from .checkpoint import BY_FAMILY
 from .engine import ConvertError, Row, Source, check_tensors, read_json
 from .fields import matches, write_json
 
-TABLES: dict[str, Any] = {one.FAMILY: one.table for one in (huginn, mdlm, qwen2)} | {sdar.FAMILY: qwen2.table}
 STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
@@ -49,13 +49,14 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             raise ConvertError(
                 f"field {name} of {folder / ADAPTER_CONFIG} is {value!r}, but only plain LoRA is read"
             )
-    rename = mdlm.plain_name if config.family == mdlm.FAMILY else weights.plain_name
+    rename = BY_FAMILY[config.family].plain_name
     stored = open_tensors(folder / f"{STEM}.safetensors")
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
-    shapes, adapter = {}, {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    adapter: dict[str, Any] = {}
     for module, rows in modules.items():
         a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
         if a in tensors or b in tensors:
@@ -83,9 +84,11 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
       adapter, scale: as of `lora.merge`.
       base: name of the model.
     """
-    leaves, tensors, ranks = flatten_dict(adapter, sep="/"), {}, {}
+    leaves: dict[str, Any] = flatten_dict(adapter, sep="/")
+    tensors: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
     axes, modules = _modules(config)
-    prefix = HOLDER + (mdlm.PREFIX if config.family == mdlm.FAMILY else "")
+    prefix = HOLDER + BY_FAMILY[config.family].PREFIX
     for module, rows in modules.items():
         here = [(path, row) for path, row in rows if f"{path}/{LORA_A}" in leaves]
         if here:
@@ -118,7 +121,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
 
 def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:
     """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a part of it."""
-    axes, rows = TABLES[config.family](config)
+    axes, rows = BY_FAMILY[config.family].table(config)
     modules: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
         stored, ours = row.pattern.split(" -> ")
@@ -134,7 +137,7 @@ def _rank_and_scale(fields: Mapping[str, Any], module: str) -> tuple[int, float]
     found = []
     for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", float)):
         ends = (fields.get(pattern) or {}).items()
-        value = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
+        value: Any = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
         if not matches(value, kind) or value <= 0:
             raise ConvertError(f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r}")
         found.append(value)

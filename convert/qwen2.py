@@ -4,10 +4,9 @@
 transformers 5; those of version 4 are written, which both read.
 """
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +17,7 @@ from paradec_jax.config.rotary import KINDS
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
-from .engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
+from .engine import ConvertError, Row, Source, Table, check_tied, export_tree, layered, read_table
 from .fields import (
     Fields,
     built,
@@ -30,17 +29,16 @@ from .fields import (
     typed,
     write_json,
 )
-from .weights import opened, write_weights
+from .weights import plain_name as plain_name  # as the other modules have one
+from .weights import write_weights
 from .words import begin_of_text, json_if_there
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 WINDOWED = ("qwen2", "qwen3")  # those that may have sliding windows
 FAMILY = "causal"
+PREFIX = ""  # of exported names
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
-ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in MODEL_TYPES} | {
-    "sdar": "SDARForCausalLM"
-}
 NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
 AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
 QWEN3_HEAD_DIM = 128  # where config.json of one of these does not give it; the others split the width
@@ -81,14 +79,13 @@ UNSCALED = ("linear", "dynamic")  # kinds whose original length is max_position_
 ROPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"}
 
 
-@contextlib.contextmanager
 def read(
-    folder: Path, fields: Mapping[str, Any], dtype: str | None = None, words: Path | None = None
-) -> Iterator[Model]:
-    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are asked for.
+    source: Source, fields: Mapping[str, Any], dtype: str | None = None, words: Path | None = None
+) -> Model:
+    """The model of a Hugging Face folder, without a tokenizer; its parameters are read when they are asked for.
 
     Args:
-      folder: the folder.
+      source: the folder's tensors by their plain names.
       fields: its config.json.
       dtype: type of the parameters; that of `engine.common_dtype` by default.
       words: the tokenizer.json that says what texts begin with; the folder's own by default.
@@ -97,9 +94,8 @@ def read(
       ConvertError: when config and weights are not those of one complete, supported model.
     """
     config = parse_config(fields, CausalConfig)
-    with opened(folder) as source:
-        params, config = read_params(source, fields, config, dtype)
-        yield Model(config, params, parse_tokens(folder, fields, config.vocab_size, words))
+    params, config = read_params(source, fields, config, dtype)
+    return Model(config, params, parse_tokens(source.folder, fields, config.vocab_size, words))
 
 
 def read_params(
@@ -113,11 +109,10 @@ def read_params(
     zeros = [name for name in _out_biases(config, str(fields["model_type"])) if name in source.tensors]
     if not any(source.read(name).any() for name in zeros):
         config = dataclasses.replace(config, out_bias=False)
-    axes, rows = table(config)
-    optional = {HEAD: (axes["v"], axes["d"])} if config.tie_embeddings else {}
-    params, param_dtype = read_table(
-        source, (axes, rows), dtype, optional | dict.fromkeys(zeros, (axes["d"],))
-    )
+    optional: dict[str, tuple[int, ...]] = dict.fromkeys(zeros, (config.width,))
+    if config.tie_embeddings:
+        optional[HEAD] = (config.vocab_size, config.width)
+    params, param_dtype = read_table(source, table(config), dtype, optional)
     if config.tie_embeddings:
         check_tied(source, HEAD, EMBEDDING, "tie_word_embeddings")
     return params, typed(config, fields, param_dtype)
@@ -131,26 +126,21 @@ def write(folder: Path, model: Model) -> None:
 
 
 def write_layout(
-    folder: Path,
-    model: Model,
-    kind: str,
-    more: Mapping[str, Any],
-    further: Mapping[str, Lazy],
+    folder: Path, model: Model, kind: str, more: Mapping[str, Any], further: Mapping[str, Lazy]
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
-    axes, rows = table(config)
-    zero = np.zeros(axes["d"], config.param_dtype)
+    zero = np.zeros(config.width, config.param_dtype)
     zeros = {} if config.out_bias else dict.fromkeys(_out_biases(config, kind), zero)
-    write_weights(folder, {**export_tree(model.params, rows, axes), **further, **zeros})
+    write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
     write_json(folder / "generation_config.json", {"do_sample": False, **ids})
 
 
-def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
-    """Lengths of the axes that patterns name, and the rows of all parameters."""
+def table(config: TransformerConfig) -> Table:
+    """The rows of all parameters."""
     rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
@@ -236,9 +226,8 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
     rope = _rope(fields)
     ours = parse_fields({**fields, "rope_theta in rope_parameters": rope.get("rope_theta")}, FIELDS)
     ours["rope_scaling"] = scaling = _scaling(rope, fields)
-    if (
-        scaling is not None and ours["max_length"] <= scaling.original
-    ):  # some files give the length before scaling
+    # Some files give the length before scaling.
+    if scaling is not None and ours["max_length"] <= scaling.original:
         ours["max_length"] = math.floor(scaling.factor * scaling.original)
     ours |= (sliding := _sliding(fields, ours["layers"]))
     if sliding and not (kind in WINDOWED and issubclass(cls, CausalConfig)):
@@ -324,7 +313,7 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
             fields["max_position_embeddings"] = scaled.pop(ORIGINAL)
         fields["rope_scaling"] = scaled
     return fields | {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "hidden_act": FIXED["hidden_act"],
         "model_type": kind,
         "torch_dtype": config.dtype,
@@ -341,18 +330,14 @@ def parse_tokens(
     tokenizer puts it before a text. Padding is the first token that ends a text where nothing else is said.
 
     Args:
-      folder: the folder.
-      fields: its config.json.
-      vocab_size: V.
-      words: a tokenizer.json in the place of the folder's own, or None.
+      folder, vocab_size: the folder, and V.
+      fields, words: as of `read`.
 
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary, or files that contradict each other.
     """
-    files = {
-        "generation_config.json": json_if_there(folder / "generation_config.json"),
-        "config.json": fields,
-    }
+    of_generation = "generation_config.json"
+    files = {of_generation: json_if_there(folder / of_generation), "config.json": fields}
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     ids = {
         name: [(token, file) for file in files for token in token_ids(files[file], name, vocab_size, file)]

@@ -4,9 +4,8 @@ The published config.json of SDAR and of a2d-qwen3 names neither block length no
 SDAR may hold a residual head beside its backbone.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +14,11 @@ from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
 from . import mrp, qwen2
-from .engine import ConvertError, note, parted
+from .engine import ConvertError, Source, note, parted
 from .fields import parse_fields
-from .weights import opened
 
 FAMILY = "block_diffusion"
+PREFIX, plain_name, table = qwen2.PREFIX, qwen2.plain_name, qwen2.table  # of all its layouts
 # By model type: whose layout, the field of the block length; block length, mask and alignment where none says them.
 RELEASES: dict[str, tuple[str, str, int, int, str]] = {
     "sdar": ("sdar", "block_size", 4, 151_669, "own"),
@@ -31,9 +30,8 @@ ALIGNMENT = "alignment"  # a field of our own, written where it is not that of t
 LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 
 
-@contextlib.contextmanager
 def read(
-    folder: Path,
+    source: Source,
     fields: Mapping[str, Any],
     dtype: str | None = None,
     *,
@@ -41,8 +39,8 @@ def read(
     mask: int | None = None,
     alignment: str | None = None,
     words: Path | None = None,
-) -> Iterator[Model]:
-    """A Hugging Face folder as a model; arguments and errors as of `qwen2.read`, and besides:
+) -> Model:
+    """As `qwen2.read`, and besides:
 
     Args:
       block: tokens of a block; those of config.json by default, or else of `RELEASES`.
@@ -51,14 +49,14 @@ def read(
     """
     layout = {"model_type": RELEASES[fields["model_type"]][0]}
     if fields["model_type"] == A2D and block is None:
-        note(f"{folder} is read as trained on blocks (bd3lm); config.json would say the same of a mdlm model")
+        note(
+            f"{source.folder} is read as trained on blocks (bd3lm); config.json would say the same of a mdlm model"
+        )
     config = parse_config(fields, block)
-    tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment, words)
-    with opened(folder) as source:
-        backbone, head = parted(source, mrp.PREFIX)
-        params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
-        found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
-        yield Model(config, params, tokens, head=found)
+    tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, words)
+    backbone, head = parted(source, mrp.PREFIX)
+    params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
+    return Model(config, params, tokens, head=mrp.read(head, fields, config, dtype))
 
 
 def write(folder: Path, model: Model) -> None:
@@ -71,11 +69,14 @@ def write(folder: Path, model: Model) -> None:
             f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
             f"with biases in place of norms, that of {FAST}"
         )
-    more: dict[str, Any] = {of_block: config.block}
+    name = "SDAR" if kind == SDAR else FAST
+    more: dict[str, Any] = {
+        of_block: config.block,
+        "model_type": kind,
+        "architectures": [f"{name}ForCausalLM"],
+    }
     if alignment != usual:
         more[ALIGNMENT] = alignment
-    if kind == FAST:
-        more |= {"model_type": FAST, "architectures": [f"{FAST}ForCausalLM"]}
     if config.blocks is not None:
         more[LENGTHS] = list(config.blocks)
     further: Mapping[str, Lazy] = {}
@@ -86,11 +87,7 @@ def write(folder: Path, model: Model) -> None:
 
 
 def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:
-    """The shape, but for the two types.
-
-    Raises:
-      ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
-    """
+    """The shape, but for the two types; errors as of `qwen2.parse_config`, and for an impossible block length."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}

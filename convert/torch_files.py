@@ -12,13 +12,13 @@ for all of them, so nothing is imported or run.
 """
 
 import collections
+import contextlib
 import functools
 import io
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -114,7 +114,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
     return Tensor(storage, offset, tuple(shape), tuple(stride))
 
 
-class Archive:
+class Archive(contextlib.AbstractContextManager["Archive"]):
     """The tree of a file, and its numbers.
 
     Args:
@@ -151,12 +151,7 @@ class Archive:
         except Exception as error:  # see above
             raise ConvertError(f"data.pkl in {self.path} is damaged: {one_sentence(error, 99)}") from error
 
-    def __enter__(self) -> "Archive":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._storage.cache_clear()
         self._zip.close()
 
@@ -193,7 +188,7 @@ class Archive:
         return ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
 
 
-def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> dict[str, Lazy]:
+def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str] = str) -> dict[str, Lazy]:
     """The tensors of a table in the tree, such as a `state_dict`.
 
     Raises:
@@ -218,31 +213,25 @@ def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) ->
 
 def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
     """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are none."""
-    if not isinstance(archive.tree, dict) or "state_dict" not in archive.tree:
+    table = _part(archive.tree, "state_dict")
+    if table is None:
         raise ConvertError(f"{archive.path} has no state_dict: not a checkpoint of Lightning")
-    return Source(archive.path, named_tensors(archive, archive.tree["state_dict"], rename))
+    return Source(archive.path, named_tensors(archive, table, rename))
 
 
 def averages(archive: Archive, names: Sequence[str]) -> Source:
-    """The moving averages of the weights, an unnamed list in the order of the parameters.
-
-    Args:
-      archive: the checkpoint.
-      names: of the parameters, in the order of their registration.
+    """The moving averages of the weights: a list without names, which are given in the order of registration.
 
     Raises:
       ConvertError: when there is no such list, or it has another length.
     """
-    ema = archive.tree.get("ema") if isinstance(archive.tree, dict) else None
-    found = ema.get("shadow_params") if isinstance(ema, dict) else None
+    found = _part(_part(archive.tree, "ema"), "shadow_params")
     if not isinstance(found, list) or len(found) != len(names):
         raise ConvertError(
             f"{archive.path} has no averages of the model's {len(names)} parameters (ema.shadow_params); import its "
             "raw weights"
         )
-    return Source(
-        archive.path, named_tensors(archive, dict(zip(names, found, strict=True)), lambda name: name)
-    )
+    return Source(archive.path, named_tensors(archive, dict(zip(names, found, strict=True))))
 
 
 def hyper_parameters(archive: Archive) -> dict[str, Any]:
@@ -250,14 +239,18 @@ def hyper_parameters(archive: Archive) -> dict[str, Any]:
 
     {} where the checkpoint holds none.
     """
-    tree = archive.tree
-    found = _mapping(tree.get("hyper_parameters") if isinstance(tree, dict) else None) or {}
+    found = _mapping(_part(archive.tree, "hyper_parameters")) or {}
     found = _mapping(found.get("config")) or found
     fields: dict[str, Any] = {}
     for name, node in found.items():
         inner = _mapping(node)
         fields[name] = _value(node) if inner is None else {key: _value(one) for key, one in inner.items()}
     return fields
+
+
+def _part(node: Any, name: str) -> Any:
+    """What a dictionary holds under a name; None where it holds nothing, or is none."""
+    return node.get(name) if isinstance(node, dict) else None
 
 
 def _mapping(node: Any) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """The weights of a Hugging Face folder: safetensors, or else files of PyTorch, whole or in shards with an index."""
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from paradec_jax.disk.tensors import Lazy, open_tensors, write_tensors
 
 from .engine import ConvertError, Source, note, read_json
+from .fields import write_json
 from .torch_files import Archive, named_tensors
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -52,7 +52,7 @@ def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Itera
                 stored: Mapping[str, Lazy] = open_tensors(path)
             else:
                 archive = archives.enter_context(Archive(path))
-                stored = named_tensors(archive, archive.tree, lambda name: name)
+                stored = named_tensors(archive, archive.tree)
             for name in sorted(set(promised) - stored.keys()):
                 raise ConvertError(f"tensor {name} is listed in an index, but {path} does not hold it")
             for name, tensor in stored.items():
@@ -102,5 +102,4 @@ def write_weights(folder: Path, tensors: Mapping[str, Any]) -> None:
     if len(files) > 1:
         sizes = [math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values()]
         placed = {name: file for file, names in files.items() for name in names}
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": placed}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": placed})

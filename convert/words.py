@@ -39,9 +39,9 @@ def read_special(folder: Path) -> dict[str, str]:
     for file in (CONFIG, MAP):
         for name, value in json_if_there(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
-            if not name.endswith("_token") or (name not in NAMES and not isinstance(text, str)):
+            if value is None or not name.endswith("_token"):
                 continue
-            if value is None:
+            if name not in NAMES and not isinstance(text, str):
                 continue
             if not isinstance(text, str):
                 raise ConvertError(
@@ -55,11 +55,7 @@ def read_special(folder: Path) -> dict[str, str]:
 
 
 def check_words(folder: Path, path: Path, words: Tokenizer) -> None:
-    """Refuses a tokenizer, read from `path`, in which an id has another text than tokenizer_config.json gives it.
-
-    Raises:
-      ConvertError: naming both files.
-    """
+    """Refuses a tokenizer, read from `path`, in which an id has another text than tokenizer_config.json gives it."""
     given = json_if_there(folder / CONFIG).get("added_tokens_decoder")
     for token, value in given.items() if isinstance(given, dict) else ():
         text = value.get("content") if isinstance(value, dict) else value
@@ -91,7 +87,8 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
             f"{slow} is not read: save a {WORDS} beside it with transformers (`save_pretrained`), or name one with "
             "paradec import --tokenizer"
         )
-    tokenizer, config = _tokenizer(path), json_if_there(folder / CONFIG)
+    tokenizer = read_tokenizer(path) if path.is_file() else None
+    config = json_if_there(folder / CONFIG)
     told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
     if before and told is not None and not told:
         raise ConvertError(
@@ -121,9 +118,10 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
     return bos
 
 
-def _tokenizer(path: Path) -> Tokenizer | None:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a file."""
     try:
-        return Tokenizer.from_file(path) if path.is_file() else None
+        return Tokenizer.from_file(path)
     except ValueError as error:
         raise ConvertError(str(error)) from error
 

@@ -61,6 +61,11 @@ class Speed:
         return {name: sum(int(np.asarray(one.counts[name]).sum()) for one in self.decoded) for name in names}
 
     @property
+    def calls(self) -> int:
+        """Network calls after the prompt was read, of the slowest row of each request, summed."""
+        return sum(int(np.asarray(decoded.network_calls).max()) - 1 for decoded in self.decoded)
+
+    @property
     def passes(self) -> tuple[float, ...]:
         """Seconds of each pass."""
         return tuple(sum(seconds) for seconds in self.each)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.convert.engine import export_tree, in_memory, read_json
+from paradec_jax import store
+from paradec_jax.convert.engine import export_tree
 
 GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
 
@@ -21,10 +21,10 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def imported(table: Any, folder: Path):
+def imported(folder: Path):
     """Network, parameters and special tokens of a folder, as a converter imports them."""
-    read = in_memory(table.read(folder, read_json(folder / "config.json"), "float32"))
-    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
+    read = store.load(folder, dtype="float32")
+    return read.network, read.params, read.token_spec
 
 
 def part_of(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -34,8 +34,7 @@ def part_of(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]
 
 def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, by the names and in the layout of the original program."""
-    axes, rows = table.table(config)
-    tensors = export_tree(jax.tree.map(np.asarray, tree), rows, axes)
+    tensors = export_tree(jax.tree.map(np.asarray, tree), table.table(config))
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 

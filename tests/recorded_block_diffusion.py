@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, arrays_in, assert_close, imported
 
-from paradec_jax.convert import mrp, sdar
+from paradec_jax.convert import mrp
 from paradec_jax.convert.engine import Source, parted, read_json
 from paradec_jax.disk.tensors import open_tensors
 
@@ -28,7 +28,7 @@ def cases(name: str) -> Any:
 
 def model():
     """Network, parameters and special tokens."""
-    return imported(sdar, FOLDER)
+    return imported(FOLDER)
 
 
 @functools.cache

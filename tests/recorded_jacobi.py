@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 from recorded import GOLDEN, arrays_in, imported
 
-from paradec_jax.convert import qwen2
-
 FOLDER = GOLDEN / "jacobi"
 MODELS = sorted(path.name.removesuffix("_greedy.npz") for path in FOLDER.glob("*_greedy.npz"))
 
@@ -33,7 +31,7 @@ def folder_of(name: str) -> Path:
 
 def model(name: str):
     """Network, parameters and special tokens."""
-    return imported(qwen2, folder_of(name))
+    return imported(folder_of(name))
 
 
 def recorded_rows(name: str) -> tuple[list[list[int]], list[list[int]]]:

@@ -18,7 +18,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 
 def model():
     """Network, parameters and special tokens: the teacher."""
-    return imported(mdlm, FOLDER)
+    return imported(FOLDER)
 
 
 @functools.cache

@@ -13,6 +13,10 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 MERGES = [("▁", "▁"), ("▁▁", "▁"), ("▁", "a"), ("▁", "b"), ("▁", "c"), ("▁", "x"), ("a", "b")]
 
 
+def numbered(*words: str) -> dict[str, int]:
+    return {word: i for i, word in enumerate(words)}
+
+
 def llama() -> Tokenizer:
     """As Llama-2's: a blank is put before every text, taken away before what is decoded, and bytes stand alone."""
     return _sentencepiece([decoders.Strip(" ", 1, 0)])
@@ -26,15 +30,8 @@ def byte_fallback() -> Tokenizer:
 
 
 def _sentencepiece(last: list) -> Tokenizer:
-    words = [*SPECIAL, *BYTES, *WORDS]
-    model = models.BPE(
-        {word: i for i, word in enumerate(words)},
-        MERGES,
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    backend = tokenizers.Tokenizer(model)
+    options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    backend = tokenizers.Tokenizer(models.BPE(numbered(*SPECIAL, *BYTES, *WORDS), MERGES, **options))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
     backend.decoder = decoders.Sequence(steps)
@@ -43,20 +40,15 @@ def _sentencepiece(last: list) -> Tokenizer:
 
 def metaspace() -> Tokenizer:
     """Words that begin with their blank, the first one's put before the text by the splitter."""
-    words = [*SPECIAL, *WORDS]
-    backend = tokenizers.Tokenizer(
-        models.BPE({word: i for i, word in enumerate(words)}, MERGES, unk_token="<unk>")
-    )
+    backend = tokenizers.Tokenizer(models.BPE(numbered(*SPECIAL, *WORDS), MERGES, unk_token="<unk>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return _with_special(backend)
 
 
 def byte_level() -> Tokenizer:
     """As GPT-2's and Qwen's: every byte is a letter, and no blank is put anywhere."""
-    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "Ġb", "ab"]
-    backend = tokenizers.Tokenizer(
-        models.BPE({word: i for i, word in enumerate(words)}, [("Ġ", "a"), ("Ġ", "b"), ("a", "b")])
-    )
+    words = numbered(*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "Ġb", "ab")
+    backend = tokenizers.Tokenizer(models.BPE(words, [("Ġ", "a"), ("Ġ", "b"), ("a", "b")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return _with_special(backend)
@@ -64,8 +56,7 @@ def byte_level() -> Tokenizer:
 
 def letters(*words: str) -> Tokenizer:
     """Token i is the i-th word, most of them letters; every character is split off."""
-    vocabulary = {word: i for i, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, words[0]))
+    backend = tokenizers.Tokenizer(models.WordLevel(numbered(*words), words[0]))
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
     backend.decoder = decoders.Fuse()
     return Tokenizer(backend)

@@ -28,30 +28,9 @@ SPECS = {
     "masked_diffusion": TokenSpec(mask=10, alignment="own", stop=(2, 4)),
     "causal": TokenSpec(bos=10, pad=10, stop=(2, 4)),
 }
-KEYS = [
-    "family",
-    "model",
-    "decoder",
-    "settings",
-    "problems",
-    "exact",
-    "interval",
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "speedup",
-    "network_calls_per_token",
-    "tokens_per_network_call",
-    "recurrences_per_token",
-    "positions_per_token",
-    "head_calls_per_token",
-    "flops_per_token",
-    "equals_greedy",
-    "batch",
-    "dtype",
-    "device",
-    "compile_seconds",
-]
+KEYS = "family model decoder settings problems exact interval tokens seconds tokens_per_second speedup "
+KEYS += "network_calls_per_token tokens_per_network_call recurrences_per_token positions_per_token "
+KEYS += "head_calls_per_token flops_per_token equals_greedy batch dtype device compile_seconds"
 
 
 def strict(text):
@@ -68,9 +47,9 @@ def zeros(config):
 
 
 def saved(folder, config=CONFIG, spec=None, **more):
-    """A model folder with parameters of zero, whose network a test replaces."""
-    spec, tokenizer = token_spec() if spec is None else spec, build_tokenizer()
-    save(folder, Model(config, zeros(config), spec, more.pop("tokenizer", tokenizer), **more))
+    """A model folder with parameters of zero where none are given, whose network a test replaces."""
+    more = {"params": zeros(config), "tokenizer": build_tokenizer()} | more
+    save(folder, Model(config, token_spec=token_spec() if spec is None else spec, **more))
     return folder
 
 

@@ -49,8 +49,8 @@ def answers(
     check_positive(problems=problems, timed=timed, batch=batch, new_tokens=1 if budget is None else budget)
     items = items[:problems]
     file = None if path == "-" else path
-    made = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "new_tokens": budget, "seed": seed}
-    made |= {"timed": timed, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
+    made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}
+    made |= {"new_tokens": budget, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
     made_with = {name: {"model": _digest(place)} | made for name, place in places.items()}
     rows = _begun(file, made_with) if file and Path(file).exists() else {}
     options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}

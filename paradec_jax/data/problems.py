@@ -39,7 +39,7 @@ class Problem:
     """
 
     prompt: Any
-    solution: str | None = None
+    solution: Any = None
     steps: int | None = None
 
 

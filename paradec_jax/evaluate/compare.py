@@ -124,7 +124,7 @@ def compare(
         advance = report("timing one by one", len(cases) * (passes + 1))
         speeds = measure(cases, requests, passes=passes, advance=advance)
     texts = [prompts.texts(tokenizer_of(model), of.ids) for of in answers]
-    exact = [None if score is None else score(problems, of) for of in texts]
+    exact: list[Any] = [None if score is None else score(problems, of) for of in texts]
     program = facts.facts() | {"dtypes": facts.dtypes(params)}
     table = []
     for i, source in enumerate(sources):
@@ -287,7 +287,7 @@ def _judged(
 ) -> list[_Decoded]:
     """Answers with what a judge says of them; no text is judged twice, and what was said of the baseline's stays."""
     before = [row[:n].tolist() for row, n in zip(prompts.tokens, prompts.lengths, strict=True)]
-    known = {}
+    known: dict[Any, Any] = {}
     if base.judged is not None:
         known |= zip(enumerate(map(tuple, base.ids)), base.judged, strict=True)
     results = []

@@ -104,6 +104,8 @@ class Jacobi:
         model, seed = here(model), job.run.seed + which
 
         def work() -> None:
+            if done.exists():
+                return
             settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
             ids, prompts = self.asked(job.examples, model, seed, self.problems)
@@ -122,7 +124,7 @@ class Jacobi:
                 append(folder, found[: len(batch)])
             atomic_write_text(done, "")
 
-        by_first(f"trajectories {which}", lambda: done.exists() or work())
+        by_first(f"trajectories {which}", work)
         if not done.exists():
             raise Stopped(0)
         return Trajectories(folder)

@@ -181,8 +181,10 @@ class Job:
           Stopped: the time is over before the part is done.
         """
         run, folder = self.run, self.folder / part
+        whole: Any = join
+        trained: Any
+        kept: Any
         trained, kept = split(model, run.layers)
-        whole = join
         if run.lora is not None:
             whole, draws = adapted, jax.random.fold_in(jax.random.key(run.seed), 2)
             fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
@@ -275,8 +277,8 @@ def optimizer_of(run: Run, model: Model, updates: int) -> optax.GradientTransfor
     ramps["weight_decay"] = run.weight_decay
     if run.optimizer == "adamw":
         return adamw(run.learning_rate, updates, **ramps)
-    rates = {"adam_learning_rate": run.adam_learning_rate}
-    return muon(run.learning_rate, updates, axes=matrix_axes(model.config), **ramps, **rates)
+    ramps["adam_learning_rate"] = run.adam_learning_rate
+    return muon(run.learning_rate, updates, axes=matrix_axes(model.config), **ramps)
 
 
 def length_of(run: Run, model: Model) -> int:
@@ -321,8 +323,8 @@ def train(objective: Any, run: Run) -> None:
     del stored
 
     def read(source: str) -> Examples:
-        told = {"length": length_of(run, model), "long": run.long, "skip_bad": run.skip_bad}
-        return read_examples(source, model, folder=folder / "data", **told)
+        told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
+        return read_examples(source, model, folder=folder / "data", length=length_of(run, model), **told)
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])

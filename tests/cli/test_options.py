@@ -5,25 +5,22 @@ import typing
 
 import jax
 import pytest
+from stub_table import saved
 
-from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.disk.folders import ASSETS
 from paradec_jax.families import FAMILIES, family_named, family_of, init_params
-from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "causal"
     params = init_params(CONFIG, jax.random.key(0))
-    save(folder, Model(CONFIG, params, token_spec(), build_tokenizer()))
-    return str(folder)
+    return str(saved(tmp_path_factory.mktemp("models") / "causal", CONFIG, params=params))
 
 
 def test_a_decoder_has_one_name_on_all_command_lines():

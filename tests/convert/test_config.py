@@ -218,7 +218,7 @@ WRONG = [
     ("huginn", {"injection_type": "add"}, "field injection_type .* must be 'linear', not 'add'"),
     ("huginn", {"torch_dtype": "int8"}, "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
     ("huginn", {"eos_token_id": ["a"]}, "field eos_token_id of config.json must hold token ids"),
-    ("huginn", {"rope_base": 10000}, "freqs_cis contradicts rope_base 10000"),
+    ("huginn", {"rope_base": 10000}, "freqs_cis contradicts rotary positions of base 10000"),
     ("huginn", {"block_size": 32}, r"freqs_cis has shape \(1, 64, 1, 4, 2\).*\(1, 32, 1, 4, 2\)"),
     ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
@@ -258,7 +258,7 @@ def test_config_that_is_wrong(capsys, copy, name, fields, message):
     ("fields", "message"),
     [
         ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
-        ({"num_nextn_predict_layers": 9}, "no valid residual head: layers of a residual head must be 1 to 8"),
+        ({"num_nextn_predict_layers": 9}, "no valid model: layers of a residual head must be 1 to 8"),
         ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
     ],
 )

@@ -129,8 +129,8 @@ def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
     values = metadata(make_model("llama"), "llama")
 
     def refused(message):
-        with pytest.raises(ConvertError, match=message), read(path):
-            pass
+        with pytest.raises(ConvertError, match=message):
+            read(path)
 
     for change, message in REFUSED:
         written(path, values | change, tensors)
@@ -151,8 +151,7 @@ def with_words(root, model, words, kinds, **more):
     llama = make_model("llama", vocab_size=512)
     values = metadata(llama, "llama", model=model, tokens=[*words], token_type=[*kinds], **more)
     written(root / "a.gguf", values, load_file(exported(llama, root) / WEIGHTS))
-    with read(root / "a.gguf") as found:
-        return found
+    return read(root / "a.gguf")
 
 
 # By `pre`: how "a1234's b" is split, where digits would melt into one token.

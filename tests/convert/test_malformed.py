@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pickle
 import random
 import re
@@ -29,6 +28,7 @@ from exports import (
     rewrite,
 )
 from safetensors.numpy import load_file, save_file
+from torch_writer import Harmful
 
 from paradec_jax import cli, store
 from paradec_jax.cli import main
@@ -86,7 +86,7 @@ DAMAGE = {
     "integers": (change(lambda t: t.update({QUERY: t[QUERY].astype(np.int8)})), "is I8, but weights must be"),
     "infinite": (change(lambda t: t[QUERY].fill(np.inf)), "NaN or infinite; allow_nonfinite takes them"),
     "a tied copy": (change(lambda t: t.update({HEAD: t[EMBEDDING] + 1})), "differs from .*embed_tokens"),
-    "twice": (change(lambda t: t.update({huginn.PREFIX + QKV: t[QKV]})), f"{QKV} occurs twice", "huginn"),
+    "twice": (change(lambda t: t.update({huginn.RAW + QKV: t[QKV]})), f"{QKV} occurs twice", "huginn"),
     "a prefix": (renamed("", "text."), r"is missing from .* it holds text\.", "sdar"),
     "hidden": (change(lambda t: t.update({f"module.{HEAD}": t[HEAD]})), f"{HEAD} occurs twice", "llama"),
     "cut": (lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), f"{WEIGHTS} is truncated"),
@@ -174,13 +174,6 @@ def test_what_was_saved_twice_counts_once(copy):
     assert_same(imported(source), make_model("qwen2"))
 
 
-class _Runs:
-    """What a real unpickler would run."""
-
-    def __reduce__(self):
-        return os.system, ("exit 3",)
-
-
 # Changes to recorded arrays, and a part of the sentence.
 RECORDINGS = {
     "no ids": ({"input_ids": None}, "array input_ids must hold integers"),
@@ -188,7 +181,7 @@ RECORDINGS = {
     "no logits": ({"logits_r1": None}, "no array logits, nor logits_r<n>"),
     "no recurrence": ({"logits_r0": np.zeros((1, 2, 128))}, "of 0 recurrences, but must be of 1 to"),
     "a shape": ({"logits_r1": np.zeros((1, 2, 99))}, r"of shape \(1, 2, 128\), not float64 \(1, 2, 99\)"),
-    "objects": ({"input_ids": np.array([_Runs()], object)}, "not an .npz file of plain arrays"),
+    "objects": ({"input_ids": np.array([Harmful()], object)}, "not an .npz file of plain arrays"),
 }
 
 
@@ -318,6 +311,6 @@ def test_code_in_place_of_weights(copy, capsys, monkeypatch):
     monkeypatch.setattr("os.system", ran.append)
     for name in ("pytorch_model.bin", WEIGHTS):
         (source / WEIGHTS).unlink(missing_ok=True)
-        (source / name).write_bytes(pickle.dumps(_Runs()))
+        (source / name).write_bytes(pickle.dumps(Harmful()))
         assert re.search("not a safetensors file|not in PyTorch's zip", fails(capsys, "import", source))
     assert not ran

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import paradec_jax as pd
 from paradec_jax.cli import main
-from paradec_jax.convert import engine, peft
+from paradec_jax.convert import checkpoint, engine, peft
 from paradec_jax.families import matrix_axes
 from paradec_jax.lora import init_lora, merge
 from paradec_jax.store import StoreError
@@ -40,8 +40,7 @@ def written(model: pd.Model, root: Path, params=None) -> Path:
 
 def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     """Weights by the names of the Hugging Face folder."""
-    axes, rows = peft.TABLES[model.family](model.config)
-    tensors = engine.export_tree(model.params, rows, axes)
+    tensors = engine.export_tree(model.params, checkpoint.BY_FAMILY[model.family].table(model.config))
     return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 

@@ -27,7 +27,7 @@ from torch_writer import (
 
 from paradec_jax import store
 from paradec_jax.convert import mdlm, torch_files
-from paradec_jax.convert.engine import ConvertError, in_memory, read_json
+from paradec_jax.convert.engine import ConvertError
 
 GOLDEN = ALL_GOLDEN / "masked_diffusion"
 ROPE = f"backbone.{mdlm.ROPE}"
@@ -60,7 +60,7 @@ def source(tensors, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def want() -> store.Model:
-    return in_memory(mdlm.read(GOLDEN, read_json(GOLDEN / CONFIG)))
+    return store.load(GOLDEN)
 
 
 def assert_times(found: store.Model, want: store.Model, factor: float) -> None:
@@ -151,7 +151,7 @@ def test_views_of_a_storage(tmp_path):
         "past the end": Tensor(shared, 22, (3,), (1,)),
     }
     with torch_files.Archive(write_checkpoint(tmp_path / "a.ckpt", {"state_dict": tree})) as archive:
-        found = torch_files.state_dict(archive, lambda name: name)
+        found = torch_files.state_dict(archive, str)
         columns = numbers[2:22].reshape(5, 4).T
         np.testing.assert_array_equal(found.read("columns"), columns)
         np.testing.assert_array_equal(found.tensors["columns"].read(slice(1, 3)), columns[1:3])
@@ -222,7 +222,7 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
         (changed(state_dict={"a": Harmful()}), "holds 'a' among its weights, which is not a named tensor"),
         (edited("output_layer.linear.bias", None), "tensor output_layer.linear.bias is missing"),
         (edited("blocks.0.norm1.weight", np.ones(3, np.float32)), r"norm1.weight has shape \(3,\)"),
-        (edited(mdlm.ROPE, np.ones(8, np.float32)), "other frequencies than those of base 10000"),
+        (edited(mdlm.ROPE, np.ones(8, np.float32)), "inv_freq contradicts rotary positions of base 10000"),
     ],
 )
 def test_files_that_are_wrong(tensors, tmp_path, capsys, write, message):
@@ -319,20 +319,21 @@ class TestBuffers:
         assert f"tensor {name} in {source} is unknown" in fails(capsys, "import", source)
 
 
-def test_a_rope_table_may_be_absent_or_rounded(copy):
-    source = copy("huginn")
-    rewrite(source, lambda t: t.update(freqs_cis=t["freqs_cis"].astype(ml_dtypes.bfloat16)))
-    assert_same(imported(source), make_model())
-    rewrite(source, lambda t: t.pop("freqs_cis"))
-    assert_same(imported(source), make_model())
+def raw(tensors):
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    for name in list(tensors):
+        tensors["_orig_mod._original_module." + name] = tensors.pop(name)
 
 
-def test_names_of_the_raw_recurrent_checkpoints(copy):
-    def change(tensors):
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
-        for name in list(tensors):
-            tensors["_orig_mod._original_module." + name] = tensors.pop(name)
-
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(raw, id="names of the raw checkpoints"),
+        lambda t: t.update(freqs_cis=t["freqs_cis"].astype(ml_dtypes.bfloat16)),
+        lambda t: t.pop("freqs_cis"),
+    ],
+)
+def test_forms_of_the_recurrent_release(change, copy):
     source = copy("huginn")
     rewrite(source, change)
     assert_same(imported(source), make_model())

@@ -189,20 +189,17 @@ class TestSpecialTokens:
         assert config["eos_token"] == "</s>" and "image_token" not in config
 
     @pytest.mark.parametrize(
-        ("config", "more", "message"),
+        ("config", "message"),
         [
-            ({"bos_token": 5}, None, r"bos_token of .*tokenizer_config\.json must be a text or an object"),
+            ({"bos_token": 5}, r"bos_token of .*tokenizer_config\.json must be a text or an object"),
             (
                 {"added_tokens_decoder": {"1": {"content": "<pad>"}}},
-                None,
                 r"token 1 is '<pad>' in .*tokenizer_config\.json .*, but '<s>' in .*tokenizer\.json",
             ),
         ],
     )
-    def test_files_that_contradict_each_other(self, folder, capsys, config, more, message):
+    def test_files_that_contradict_each_other(self, folder, capsys, config, message):
         source = written(folder / "exported", words(), **config)
-        if more is not None:
-            (source / "special_tokens_map.json").write_text(json.dumps(more))
         assert re.search(message, fails(capsys, "import", source))
 
     def test_a_model_without_a_template(self):
@@ -213,15 +210,6 @@ class TestSpecialTokens:
 CAUSAL = [path.name for path in sorted(ASSETS.iterdir()) if path.is_dir()]
 CAUSAL = [name for name in CAUSAL if '"causal"' in (ASSETS / name / "config.json").read_text()]
 PROMPTS = ["Question: Tom has 5 pears.", "Question: Ana has 3 apples.\nAnswer:\n", "To be", " or not"]
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_an_exported_copy_of_a_bundled_model_begins_its_texts(name, tmp_path):
-    assert main(["export", name, str(tmp_path / "out")]) == 0
-    model = store.load(name)
-    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
-    for prompt in PROMPTS:
-        assert backend.encode(prompt).ids == [model.token_spec.bos, *model.tokenizer.encode(prompt)]
 
 
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

@@ -1,7 +1,7 @@
 """Files as PyTorch writes them, without PyTorch: pickles of classes that are names alone."""
 
 import collections
-import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -11,6 +11,7 @@ import types
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -32,30 +33,32 @@ ANY_NODE = foreign("omegaconf.nodes", "AnyNode")
 FOREIGN = (REBUILD, PARAMETER, *STORAGE_CLASSES.values(), DICT_CONFIG, ANY_NODE)
 
 
+@dataclasses.dataclass(eq=False)
 class Storage:
     """Numbers that tensors share."""
 
-    def __init__(self, numbers: np.ndarray) -> None:
-        self.numbers = numbers
+    numbers: np.ndarray
 
 
+@dataclasses.dataclass
 class Tensor:
     """A view of a storage, as a tensor is pickled."""
 
-    def __init__(
-        self, storage: Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
-    ) -> None:
-        self.arguments = (storage, offset, shape, stride)
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
 
     def __reduce__(self):
-        return REBUILD, (*self.arguments, False, collections.OrderedDict())
+        view = self.storage, self.offset, self.shape, self.stride
+        return REBUILD, (*view, False, collections.OrderedDict())
 
 
+@dataclasses.dataclass
 class Parameter:
     """A tensor with a gradient of its own."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
     def __reduce__(self):
         return PARAMETER, (self.tensor, True, collections.OrderedDict())
@@ -90,24 +93,14 @@ def settings(values: dict[str, Any]) -> Any:
     return config
 
 
-@contextlib.contextmanager
-def named_modules():
+def named_modules() -> dict[str, types.ModuleType]:
     """Modules in which the pickler finds the classes that it writes the names of."""
-    before = {}
+    modules: dict[str, types.ModuleType] = {}
     for cls in FOREIGN:
         for part in (cls.__module__.partition(".")[0], cls.__module__):
-            before.setdefault(part, sys.modules.get(part))
-            sys.modules[part] = types.ModuleType(part)
-    for cls in FOREIGN:
-        setattr(sys.modules[cls.__module__], cls.__name__, cls)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+            modules.setdefault(part, types.ModuleType(part))
+        setattr(modules[cls.__module__], cls.__name__, cls)
+    return modules
 
 
 def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
@@ -124,7 +117,7 @@ def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
             return ("storage", kind, str(storages.index(value)), "cpu", value.numbers.size)
 
     buffer = io.BytesIO()
-    with named_modules():
+    with mock.patch.dict(sys.modules, named_modules()):
         Pickler(buffer, protocol).dump(tree)
     return buffer.getvalue(), [storage.numbers for storage in storages]
 

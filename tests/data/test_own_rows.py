@@ -99,6 +99,8 @@ def test_an_iterator_takes_a_part_where_it_stands(prefetch):
     later = next(data)
     data.set_state(place)
     assert_same(next(data).rows, later.rows)
+    with pytest.raises(ValueError, match="begun with another text, tokenizer or split"):
+        Endless(make, prefetch, "another").set_state(place)
 
 
 def test_what_makes_no_parts_gives_whole_batches():

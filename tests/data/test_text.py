@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import (
     WindowMaker,
     character_spec,
@@ -116,38 +115,20 @@ def test_packing_as_mdlm_does_it():
         pack(texts, 2, bos=bos, eos=eos)
 
 
-def test_a_state_goes_on_with_its_own_text_alone(path):
-    text, _ = read_text(path)
-    make = WindowMaker(text.train[0], 0, 2, 8)
-
-    def fresh(digest=text.digest):
-        return Endless(make, 0, digest)
-
-    data = fresh()
-    first = [next(data) for _ in range(3)]
-    state = json.loads(json.dumps(data.get_state()))
-    second, again = next(data), fresh()
-    again.set_state(state)
-    np.testing.assert_array_equal(next(again)["tokens"], second["tokens"])
-    np.testing.assert_array_equal(first[1]["tokens"], make(1)["tokens"])
-    with pytest.raises(ValueError, match="begun with another text, tokenizer or split"):
-        fresh("0" * 64).set_state(state)
-
-
-@pytest.mark.parametrize("name", ["none.txt", "empty.txt", "bad.jsonl", "bytes.txt", "bytes.jsonl"])
-def test_files_that_hold_no_text(tmp_path, name):
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "bytes.txt").write_bytes(b"fine \xff")
-    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "fine"}\n{"text": "\xff"}')
-    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 3}\n')
-    wanted = {
-        "none.txt": "no text at",
-        "empty.txt": "holds no text",
-        "bad.jsonl": 'line 2 of .* lacks "text"',
-        "bytes.txt": "bytes.txt is not a text in UTF-8",
-        "bytes.jsonl": "line 2 of .* is not UTF-8",
-    }
-    with pytest.raises((ValueError, FileNotFoundError), match=wanted[name]):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "no text at"),
+        ("empty.txt", b" \n", "holds no text"),
+        ("bad.jsonl", b'{"text": "fine"}\n{"words": 3}\n', 'line 2 of .* lacks "text"'),
+        ("bytes.txt", b"fine \xff", "bytes.txt is not a text in UTF-8"),
+        ("bytes.jsonl", b'{"text": "fine"}\n{"text": "\xff"}', "line 2 of .* is not UTF-8"),
+    ],
+)
+def test_files_that_hold_no_text(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         documents(tmp_path / name)
 
 

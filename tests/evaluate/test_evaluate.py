@@ -50,7 +50,7 @@ def test_compare_rows(result):
     assert result.exact.shape == result.calls.shape == (3, 5)
     few, base, wave = result.rows
     for row in result.rows:
-        assert set(KEYS) <= row.keys()
+        assert set(KEYS.split()) <= row.keys()
         told = [row[name] for name in ("family", "model", "batch", "problems")]
         assert told == ["recurrent_depth", "tiny", 1, 5]
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2

@@ -173,25 +173,17 @@ ROWS = {
     ),
 }
 # Laws of the program of a run are quick on every row, those that compile a trace or a row alone on the first row of
-# each class, and those that compile more on the classes that go a way of their own through the machine. Slow are
+# each class that steps in a way of its own, and those that compile more where the machine goes one too. Slow are
 # replicas, whose recorded arrays `make golden` replays, and long programs that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
 LONG = (*REPLICAS, "residual-speculative-random", "residual-speculative-unfused", "residual-zero")
-SELDOM = (
-    *REPLICAS,
-    "wavefront-straight-through",
-    "residual-speculative",
-    "residual-veto",
-    "elastic",
-    "lookahead",
-    "prompt-lookup",
-    "dual-cache",
-)
+ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
+SELDOM = (*ALIKE, "residual-speculative", "lookahead", "prompt-lookup", "dual-cache")
 
 
 EVERY = over(ROWS, LONG)
-BY_CLASS = over(ROWS, [name for name in ROWS if name not in CLASSES or name in REPLICAS])
+BY_CLASS = over(ROWS, ROWS.keys() - CLASSES | {*ALIKE})
 COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
 CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
 SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)

@@ -11,9 +11,7 @@ import pytest
 from recorded import GOLDEN, arrays_in
 from recorded import assert_close as close
 
-from paradec_jax import decode
-from paradec_jax.convert import huginn
-from paradec_jax.convert.engine import in_memory, read_json
+from paradec_jax import decode, store
 from paradec_jax.models import RecurrentDepthNetwork
 
 FOLDER = GOLDEN / "recurrent_depth"
@@ -51,7 +49,7 @@ def pools() -> dict[str, np.ndarray]:
 @functools.cache
 def model():
     """The weights, as the converter imports them."""
-    return in_memory(huginn.read(FOLDER, read_json(FOLDER / "config.json"), "float32"))
+    return store.load(FOLDER, dtype="float32")
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from recorded import GOLDEN, arrays_in, imported
 
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.convert import qwen2
 from paradec_jax.convert.engine import read_json
 from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
@@ -37,7 +36,7 @@ def model(part: str):
     """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
     fields = read_json(FOLDER / part / "config.json")
     assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
-    network, params, spec = imported(qwen2, FOLDER / part)
+    network, params, spec = imported(FOLDER / part)
     return network, params, spec.stop
 
 

@@ -19,10 +19,9 @@ from recorded_jacobi import arrays_if_any as arrays
 
 from experiments import replicas
 from experiments.replicas.trajectories import trajectories
-from paradec_jax import decode
+from paradec_jax import decode, store
 from paradec_jax.config import TokenSpec
-from paradec_jax.convert import qwen2
-from paradec_jax.convert.engine import in_memory, read_json
+from paradec_jax.convert.engine import read_json
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 from paradec_jax.models import TransformerNetwork
 
@@ -40,8 +39,8 @@ def fields_of(model: str) -> dict[str, Any]:
 @functools.cache
 def loaded(model: str) -> tuple[TransformerNetwork, Any]:
     """Network and parameters; a tied output matrix is written out beforehand, so that models share programs."""
-    read = in_memory(qwen2.read(folder_of(model), fields_of(model)))
-    params = jax.tree.map(jnp.asarray, read.params)
+    read = store.load(folder_of(model))
+    params = dict(read.params)
     if read.config.tie_embeddings:
         params["head"] = params["embedding"].T
     network = TransformerNetwork(dataclasses.replace(read.config, tie_embeddings=False))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 from reading import positions_of, read
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
+from paradec_jax import store
 from paradec_jax.convert import mdlm
-from paradec_jax.convert.engine import in_memory, read_json, table_shapes
+from paradec_jax.convert.engine import table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
@@ -79,15 +81,16 @@ def test_names_and_their_order():
     layout = json.loads((FOLDER / "key_layout.json").read_text())
     config = model()[0].config
     assert mdlm.parameter_order(config) == layout["parameter_order_for_ema"]
-    axes, rows = mdlm.table(config)
     shapes = {mdlm.plain_name(name): tuple(shape) for name, shape in layout["state_dict"].items()}
-    assert shapes == table_shapes(rows, axes) | {mdlm.ROPE: (config.head_dim // 2,)}
+    assert shapes == table_shapes(mdlm.table(config)) | {mdlm.ROPE: (config.head_dim // 2,)}
     assert all(mdlm.plain_name(name) in shapes for name in layout["sdtt_lightning_state_dict_keys"])
 
 
-def test_both_configs_describe_the_model():
+def test_both_configs_describe_the_model(tmp_path):
     network, params, spec = model()
-    nested = in_memory(mdlm.read(FOLDER, read_json(FOLDER / "sdtt_config.json"), "float32"))
+    for name, file in (("config.json", "sdtt_config.json"), ("model.safetensors", "model.safetensors")):
+        shutil.copyfile(FOLDER / file, tmp_path / name)
+    nested = store.load(tmp_path, dtype="float32")
     assert (nested.config, nested.token_spec) == (network.config, spec)
     assert spec.mask == network.vocab_size - 1 and spec.alignment == "own"
     jax.tree.map(np.testing.assert_array_equal, nested.params, params)
