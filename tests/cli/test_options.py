@@ -61,6 +61,7 @@ def test_families_are_known_by_their_names():
         assert all(family_of(preset) is family for preset in family.presets.values())
 
 
+@pytest.mark.slow
 def test_generate_with_every_decoder_of_the_family(causal, capsys):
     texts = {}
     for decoder in (None, "autoregressive", "jacobi"):

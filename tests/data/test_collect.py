@@ -74,6 +74,7 @@ def test_a_block_starts_from_tokens_of_its_row():
             assert first[0] == fixed and {*first} <= {*alone.prompt.tolist(), fixed}
 
 
+@pytest.mark.slow
 def test_points_of_winning_candidates():
     """With candidates the accepted prefix grows in every iterate, and the texts are the same."""
     request = tiny_request(20)

@@ -62,6 +62,7 @@ RIGHT, LIAR = StubHead(STUB), StubHead(STUB, "liar")
 @pytest.mark.parametrize("alignment", ["own", slow("next")])
 @pytest.mark.parametrize("fused", [True, slow(False)])
 @pytest.mark.parametrize("steps", [1, slow(3)])
+@pytest.mark.slow
 def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
     """A right head lies if its cache lacks a block, or holds what was said of one that was not complete."""
     options = {"head_steps": steps, "fuse_store": fused, "fuse_prompt": fused}

@@ -150,6 +150,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("head", "options"), [CASES[0], *(slow(*case) for case in CASES[1:])])
+@pytest.mark.slow
 def test_calls_are_those_of_the_formula(head, options):
     """Network calls, positions and head calls of a head that is right, or never; a zero head has none.
 

@@ -155,6 +155,7 @@ def test_shares_leave_once():
     assert partial.any(), "every gate is open or shut"
 
 
+@pytest.mark.slow
 def test_cold_gates_and_tokens_are_hard():
     """Soft vectors at temperatures near 0 are those of the tokens."""
     cold = {"token_temperature": 1e-3, "gate_temperature": 1e-3}
@@ -166,6 +167,7 @@ def test_cold_gates_and_tokens_are_hard():
     assert np.abs(warm.hidden[hard.reads] - hard.hidden[hard.reads]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_each_step_has_its_threshold():
     """The last one holds for all later steps; a schedule of one value is that value."""
     knobs = rules.DenoisingKnobs(threshold=np.array([0.9, 0.5, 0.1], np.float32))

@@ -44,6 +44,7 @@ def result(model):
     return found
 
 
+@pytest.mark.slow
 def test_compare_rows(result):
     assert [row["decoder"] for row in result.rows] == ["autoregressive"] * 2 + ["wavefront"]
     assert [row["label"] for row in result.rows[:2]] == ["r 2", "r 4"]
@@ -109,7 +110,6 @@ def test_settings_of_the_table(family):
     settings, texts = FAMILIES[family].settings, FAMILIES[family].texts
     assert sum(setting.baseline for setting in settings) == 1
     settings = settings if texts is None else (*texts.settings, *texts.tempered)
-    assert {setting.name for setting in settings} <= FAMILIES[family].decoders.keys()
     assert texts is None or all(setting.sampled for setting in (*settings, texts.rival))
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
@@ -118,10 +118,9 @@ def test_settings_of_the_table(family):
 
 
 def test_each_decoder_takes_its_own_options():
-    named = {name: Setting(name, decoder) for name, decoder in FAMILIES["recurrent_depth"].decoders.items()}
-    adaptive = named["adaptive"].changed({"recurrence": 3, "top_p": 0.5})
+    adaptive = Setting("adaptive", pd.Adaptive()).changed({"recurrence": 3, "top_p": 0.5})
     assert (adaptive.decoder.max_recurrence, adaptive.knobs.top_p, adaptive.decoder.greedy) == (3, 0.5, True)
-    wave = named["wavefront"].changed({"window": 9, "temperature": 0.2})
+    wave = Setting("wavefront", pd.Wavefront()).changed({"window": 9, "temperature": 0.2})
     assert (wave.decoder.window, wave.knobs.temperature, wave.decoder.greedy) == (9, 0.2, False)
     sampled = Setting("autoregressive", pd.Static(), pd.Static.Knobs(temperature=1.0))
     assert sampled.sampled and not sampled.changed({}).decoder.greedy

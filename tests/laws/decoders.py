@@ -174,10 +174,25 @@ ROWS = {
 }
 # Laws of the program of a run are quick on every row, those that compile a trace or a row alone on the first row of
 # each class that steps in a way of its own, and those that compile more where the machine goes one too. Slow are
-# replicas, whose recorded arrays `make golden` replays, and long programs that differ in little.
+# replicas, whose recorded arrays `make golden` replays, and programs that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
-LONG = (*REPLICAS, "residual-speculative-random", "residual-speculative-unfused", "residual-zero")
+LONG = (
+    *REPLICAS,
+    "residual-speculative-random",
+    "residual-speculative-unfused",
+    "residual-zero",
+    "block-random",
+)
+LONG += (
+    "adaptive-latent",
+    "adaptive-argmax",
+    "elastic-one",
+    "speculative-one",
+    "wavefront-bursts",
+    "any-order-shifted",
+)
+LONG += ("static-hasty", "static-continuous", "masked-single", "dual-cache-per-query", "wavefront-buckets")
 ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
 SELDOM = (*ALIKE, "residual-speculative", "lookahead", "prompt-lookup", "dual-cache")
 

@@ -157,6 +157,7 @@ def test_prompts_may_be_read_at_a_recurrence_of_their_own(other):
 
 
 @pytest.mark.parametrize("running", [False, slow(True)])
+@pytest.mark.slow
 def test_jacobi_decoding_at_a_depth_is_static_decoding_at_that_depth(running):
     """The prompt and the first draft are read once, and each call after that four times, whatever the network's r."""
     request, depths = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 1}
@@ -181,6 +182,7 @@ def test_speculation_may_read_prompts_at_a_recurrence_of_their_own():
 
 
 @pytest.mark.parametrize("temperature", [0.0, slow(1.0)])
+@pytest.mark.slow
 def test_a_wave_without_warm_starts_is_static_decoding(temperature):
     """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
     recurrence = tiny_network().recurrence
@@ -219,6 +221,7 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
 
 
 @pytest.mark.parametrize("name", ["prompt-lookup", "jacobi", slow("lookahead"), slow("jacobi-blocks")])
+@pytest.mark.slow
 def test_drafts_under_sliding_windows_are_static_decoding(name):
     """A layer that sees 6 positions below one that sees all, with positions scaled by their number."""
     kind, options = CAUSAL[name]

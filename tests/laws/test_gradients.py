@@ -113,6 +113,7 @@ def check_differences(params: Any, gradient: dict[str, np.ndarray], events: Any,
             assert found == pytest.approx(difference, rel=1e-3), f"{name}[{i}]"
 
 
+@pytest.mark.slow
 def test_soft_gradients_are_finite_differences():
     value, events, gradient = graded("soft")
     with jax.enable_x64(True):
@@ -247,6 +248,7 @@ def test_a_committed_position_has_left_once(gate):
             assert stayed[row, done].sum() < 0.95 * steps[row, done].sum()
 
 
+@pytest.mark.slow
 def test_a_schedule_of_one_value_is_that_value():
     schedules = tuple((name, (value,) * 3) for name, value in LIVELY.items())
     check_same_tokens(traced(decode.Wavefront, (), schedules), traced(decode.Wavefront))

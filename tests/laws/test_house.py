@@ -74,6 +74,7 @@ def test_given_tokens_are_never_stops():
     assert whole(result)[1] == cut[1]
 
 
+@pytest.mark.slow
 def test_wrong_eyes_are_noticed():
     """A cache that shows the open block as well, or hides something else, gives other tokens."""
     decoder, request = CANVASES[1], infilling()

@@ -107,6 +107,7 @@ def latents_of(state, info):
     return state.wave.states if hasattr(state, "wave") else state.cache.initial
 
 
+@pytest.mark.slow
 def test_gradient_of_a_soft_sampler():
     network = tiny_denoiser()
     decoder = decode.SoftMasked(network, SIZE, OWN, order="single", chunk=4)

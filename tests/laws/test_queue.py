@@ -58,6 +58,7 @@ def test_rows_of_a_model(cache, rows):
     assert listed(served.decoded)["tokens"] == together["tokens"]
 
 
+@pytest.mark.slow
 def test_busy_rows_need_fewer_steps_than_fixed_batches():
     row = ROWS["autoregressive"]
     request = prompts()

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from stubs import tiny_blocks, tiny_blocks_params
 
 from paradec_jax.config import TokenSpec
@@ -60,6 +61,7 @@ def test_samples_and_blocks_of_packed_rows():
     assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
 
 
+@pytest.mark.slow
 def test_rows_of_one_batch_have_blocks_of_several_lengths():
     """Where whole samples are hidden, longer blocks show less; drawn lengths give what the mean of them gives."""
     rows = 32

@@ -83,6 +83,7 @@ def test_the_bound_is_the_likelihood(kind, blocks):
     assert abs(mean - WANTED) < 4 * error + 0.005 * WANTED and error < 0.04 * WANTED
 
 
+@pytest.mark.slow
 def test_blocks_of_one_token_are_the_likelihood_without_chance():
     mean, error = mean_of("own", "count", (1,))
     assert mean == pytest.approx(WANTED, rel=1e-4) and error < 1e-5

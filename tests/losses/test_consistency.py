@@ -158,6 +158,7 @@ def test_what_counts_after_a_stop_token():
     assert ended.keep[0].reshape(3, 4)[1:].sum() == 0
 
 
+@pytest.mark.slow
 def test_means_over_the_batch():
     data = batch()
     over = dataclasses.replace(MULTIBLOCK, over="batch", divide_by_pairs=False)

@@ -22,6 +22,7 @@ from paradec_jax import losses
         slow("recurrent consistency", recurrent_consistency_loss, (SPEC, RULES)),
     ],
 )
+@pytest.mark.slow
 def test_remat_and_depth_are_read_from_the_config(name, loss, more):
     batch = OBJECTIVES[name].batch(1) | {"step": jnp.int32(0)}
 

@@ -169,6 +169,7 @@ def test_a_head_that_adds_nothing_is_the_uncorrected_backbone():
     assert moved == {"final_norm"}  # the first update moves it, and the next ones the rest
 
 
+@pytest.mark.slow
 def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
     """With two steps, the gradient of the second reaches the first residual through the head's input alone."""
     rules = ResidualRules(K)
@@ -274,6 +275,7 @@ def test_objectives(objective, direct):
         np.testing.assert_array_equal(steps.base.clean[1], steps.residual.clean[0])
 
 
+@pytest.mark.slow
 def test_lengths_of_blocks():
     """One drawn for each row; a length that is not the backbone's reads other blocks."""
     own, wide, mixed = (

@@ -102,6 +102,7 @@ def test_scanned_layers_are_layers_one_by_one(name, remat):
 
 
 @pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
+@pytest.mark.slow
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 

@@ -35,6 +35,7 @@ def plain():
     return call(NETWORK, PARAMS, TOKENS)[0]
 
 
+@pytest.mark.slow
 def test_an_untrained_denoiser_knows_nothing():
     config = dataclasses.replace(BASE, width=64, vocab_size=256)
     params = init_params(config, jax.random.key(1))

@@ -84,6 +84,7 @@ def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
         assert NETWORK.prepare(params) is params
 
 
+@pytest.mark.slow
 def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     backbone = init_params(BACKBONE, jax.random.key(1))
     params = inherited(CONFIG, jax.random.key(0), backbone)

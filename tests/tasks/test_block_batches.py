@@ -89,6 +89,7 @@ def test_packed_rows_are_fuller_and_mix_buckets():
     assert len(sizes) > 2
 
 
+@pytest.mark.slow
 def test_practice_is_labelled_in_its_spans():
     make = maker(mixture=((0, (0.0, 0.0, 1.0)),))
     batch = make(0)

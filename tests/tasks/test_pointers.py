@@ -168,6 +168,7 @@ def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
     assert metrics["prompt_recurrence"] == 2
 
 
+@pytest.mark.slow
 def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
     loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), 2))
