@@ -19,8 +19,8 @@ help:
 	@echo "make demo          four families, one by one and in parallel: one table"
 	@echo "make test          the laws of every decoder and objective, and the tests of the package"
 	@echo "make types         annotations of arrays, checked while every decoder is traced; TYPES=1 does so in other targets"
-	@echo "make golden        every replay of recorded arrays"
-	@echo "make test-golden   those of one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
+	@echo "make golden        replays of recorded arrays"
+	@echo "make test-golden   every one of a family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
 	@echo "make slow          scripts, faults, malformed files; minutes"
 	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
@@ -48,7 +48,7 @@ test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
 	@test -f tests/replays/test_golden_$(FAMILY).py || \
 	  { echo "There is no tests/replays/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
-	@$(BIN)/python -m pytest -m "not slow" tests/replays/test_golden_$(FAMILY)*.py
+	@$(BIN)/python -m pytest tests/replays/test_golden_$(FAMILY)*.py
 
 slow: $(STAMP)
 	@echo "== slow tests"
