@@ -109,7 +109,7 @@ def test_settings_of_the_table(family):
     settings, texts = FAMILIES[family].settings, FAMILIES[family].texts
     assert sum(setting.baseline for setting in settings) == 1
     settings = settings if texts is None else (*texts.settings, *texts.tempered)
-    assert {setting.name for setting in settings} <= FAMILIES[family].decoders.keys()
+    assert {setting.name for setting in settings} <= {row.name for row in FAMILIES[family].settings}
     assert texts is None or all(setting.sampled for setting in (*settings, texts.rival))
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
@@ -118,7 +118,8 @@ def test_settings_of_the_table(family):
 
 
 def test_each_decoder_takes_its_own_options():
-    named = {name: Setting(name, decoder) for name, decoder in FAMILIES["recurrent_depth"].decoders.items()}
+    rows = FAMILIES["recurrent_depth"].settings
+    named = {row.name: Setting(row.name, type(row.decoder)()) for row in rows}
     adaptive = named["adaptive"].changed({"recurrence": 3, "top_p": 0.5})
     assert (adaptive.decoder.max_recurrence, adaptive.knobs.top_p, adaptive.decoder.greedy) == (3, 0.5, True)
     wave = named["wavefront"].changed({"window": 9, "temperature": 0.2})
