@@ -55,8 +55,7 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
-    shapes: dict[str, tuple[int, ...]] = {}
-    adapter: dict[str, Any] = {}
+    shapes, adapter = dict[str, tuple[int, ...]](), dict[str, Any]()
     for module, rows in modules.items():
         a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
         if a in tensors or b in tensors:
@@ -84,8 +83,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
       adapter, scale: as of `lora.merge`.
       base: name of the model.
     """
-    leaves: dict[str, Any] = flatten_dict(adapter, sep="/")
-    tensors: dict[str, Any] = {}
+    leaves, tensors = flatten_dict(adapter, sep="/"), dict[str, np.ndarray]()
     ranks: dict[str, int] = {}
     axes, modules = _modules(config)
     prefix = HOLDER + BY_FAMILY[config.family].PREFIX
@@ -134,7 +132,7 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
 
 def _rank_and_scale(fields: Mapping[str, Any], module: str) -> tuple[int, float]:
     """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
-    found = []
+    found: list[Any] = []
     for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", float)):
         ends = (fields.get(pattern) or {}).items()
         value: Any = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))

@@ -181,14 +181,12 @@ class Job:
           Stopped: the time is over before the part is done.
         """
         run, folder = self.run, self.folder / part
-        whole: Any = join
-        trained: Any
-        kept: Any
         trained, kept = split(model, run.layers)
+        whole = join if run.lora is None else adapted
         if run.lora is not None:
-            whole, draws = adapted, jax.random.fold_in(jax.random.key(run.seed), 2)
+            draws = jax.random.fold_in(jax.random.key(run.seed), 2)
             fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
-            trained, kept = self.adapters[-1] if self.adapters else (fresh, model.params)
+            trained, kept = self.adapters[-1] if self.adapters else (fresh, dict(model.params))
         optimizer = optimizer_of(run, model, updates)
         key = jax.random.fold_in(jax.random.key(run.seed), 1)
         state = TrainState.create(trained, optimizer, key, ema=run.ema is not None, mesh=self.mesh)

@@ -49,12 +49,12 @@ def pools() -> dict[str, np.ndarray]:
 @functools.cache
 def model():
     """The weights, as the converter imports them."""
-    return store.load(FOLDER, dtype="float32")
+    with jax.ensure_compile_time_eval():  # the first who asks may be a traced function
+        return store.load(FOLDER, dtype="float32")
 
 
-@functools.cache
 def params():
-    return jax.tree.map(jnp.asarray, model().params)
+    return model().params
 
 
 def network(strategy: str = "full", recurrence: int = 1) -> RecurrentDepthNetwork:
