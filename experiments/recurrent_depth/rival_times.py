@@ -98,5 +98,4 @@ def in_turns(
 def _times(speeds: Sequence[Any]) -> Times:
     generated = list(speeds[-1].generated)
     each = [speed.each[0] for speed in speeds]
-    calls = sum(int(np.asarray(decoded.network_calls).max()) - 1 for decoded in speeds[-1].decoded)
-    return Times(generated, each, [speed.init_seconds for speed in speeds], calls)
+    return Times(generated, each, [speed.init_seconds for speed in speeds], speeds[-1].calls)

@@ -68,6 +68,11 @@ class ModelNetwork:
         return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     @property
+    def module(self) -> Any:
+        """The Linen module."""
+        return self.linen(self.config)
+
+    @property
     def vocab_size(self) -> int:
         """V, a mask included."""
         return self.config.vocab_size

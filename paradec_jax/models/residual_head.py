@@ -134,9 +134,7 @@ class ResidualHeadNetwork(KVNetwork):
                 f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
             )
         inputs = vectors, hidden, self.view(positions, prefix, mask)
-        residual, kv = ResidualHead(self.config).apply(
-            {"params": raw(params)}, *inputs, method=ResidualHead.residual
-        )
+        residual, kv = self.module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
         return Forward(residual, kv, {"head_calls": 1})
 
 

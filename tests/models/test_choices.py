@@ -127,7 +127,7 @@ def test_a_module_called_on_texts_sees_what_its_network_does(name):
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     network, params = changed(name, rope_scaling=scaling), params_of(name)
     out = network.forward(params, TOKENS, jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape))
-    found = network.linen(network.config).apply({"params": params}, TOKENS)
+    found = network.module.apply({"params": params}, TOKENS)
     np.testing.assert_allclose(found, network.logits(params, out.hidden), rtol=1e-5, atol=1e-5)
 
 

@@ -42,7 +42,7 @@ def forward(network: TransformerNetwork, params, tokens, positions, window_mask)
     def blocks(module, method):
         return isinstance(module, PreNormBlock) and method == "__call__"
 
-    (hidden, kv), captured = network.linen(network.config).apply(
+    (hidden, kv), captured = network.module.apply(
         {"params": params},
         tokens,
         network.view(positions, mask=window_mask),
