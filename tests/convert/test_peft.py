@@ -141,7 +141,7 @@ def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
     for name in ("wide", "flat"):
         assert main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)]) == 1
         out, err = capsys.readouterr()
-        assert out == "" and "is no adapter of this model: tensor" in err and err.count("\n") == 1
+        assert out == "" and "is no adapter of this model" in err and err.count("\n") == 1
     tensors = load_file(path)
     name = next(key for key in tensors if key.endswith("lora_B.weight"))
     others = {key: tensor for key, tensor in tensors.items() if key != name}
