@@ -47,7 +47,7 @@ LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a ma
     "tiny-mdlm-distilled": (pd.Masked(), pd.Masked(), pd.Masked.Knobs(steps=16), "35b333d02c5172fc"),
 }
 TOKENS, BATCHES, PASSES = 64, (1, 8, 64), 3  # new tokens of a text, and prompt tokens of a random one
-TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m.json"
+TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m-bfloat16.json"
 
 
 def answers(name: str, parallel: bool) -> list[list[int]]:
