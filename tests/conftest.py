@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
-COMPILES = re.compile("decode|residual|wavefront")  # replays
+COMPILES = re.compile("decode|residual|wavefront|train")  # replays
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes half as long; with
@@ -57,14 +57,14 @@ if os.environ.get("TYPES"):
 def pytest_collection_modifyitems(items):
     """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
     compiles once. What replays recorded arrays is marked. Of the settings in which a decoder or a head is replayed
-    every second one is slow, since each compiles a program of its own."""
+    or trained one of three is quick, since each compiles a program of its own."""
     settings = collections.Counter()
     for item in items:
         if item.path.name.startswith("test_golden_"):
             item.add_marker(pytest.mark.golden)
             if COMPILES.search(item.path.stem) and hasattr(item, "callspec"):
                 settings[item.function] += 1
-                if settings[item.function] % 2 == 0:
+                if settings[item.function] % 3 != 1:
                     item.add_marker(pytest.mark.slow)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")

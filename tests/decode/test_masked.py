@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
+from marks import over, slow
 from results import listed
 from stubs import JointDenoiser, StubDenoiser, SumDenoiser, tiny_denoiser
 
@@ -113,7 +114,7 @@ def drawn(name: str, network: Any = JOINT) -> np.ndarray:
     return texts(decoder, text, decoder.Knobs(**knobs))
 
 
-@pytest.mark.parametrize("name", LAWS)
+@over(LAWS, ("cosine", "one-call", "released-cached", "released-analytic"))
 def test_texts_have_the_law_of_the_steps(name):
     assert excess(drawn(name), law_of(name), 3) < 4
 
@@ -251,6 +252,7 @@ class ZipfDenoiser(JointDenoiser):
         return jnp.broadcast_to(law, (*hidden.shape[:-1], len(law)))
 
 
+@pytest.mark.slow
 def test_many_steps_lose_no_rare_token():
     """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24 p (t - s) / s."""
     law = zipf()
@@ -279,11 +281,11 @@ def canvas_of(state, info):
     ("order", "options", "score"),
     [
         ("margin", {}, 0.349501),  # Dream's: after temperature and top-p
-        ("margin", {"top_p_rule": "keep"}, 0.311824),
-        ("margin", {"confidence": "tempered"}, 0.304980),
+        slow("margin", {"top_p_rule": "keep"}, 0.311824),
+        slow("margin", {"confidence": "tempered"}, 0.304980),
         ("margin", {"confidence": "raw"}, 0.2),
         ("entropy", {}, -0.630763),
-        ("entropy", {"confidence": "raw"}, -1.142120),
+        slow("entropy", {"confidence": "raw"}, -1.142120),
         ("confidence", {}, {0: 0.5, 1: 0.3}),  # LLaDA's: of the raw softmax
         ("confidence", {"confidence": "filtered"}, {0: 0.674751, 1: 0.325249}),
     ],

@@ -57,7 +57,8 @@ def graded(relaxation: str, top_p: float = 1.0) -> Any:
         return float(value), np.asarray(tokens), jax.tree.map(np.asarray, gradient)
 
 
-@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.slow), 0.9])
+@pytest.mark.slow
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_soft_gradients_are_finite_differences(top_p):
     _, tokens, gradient = graded("soft", top_p)
     with jax.enable_x64(True):

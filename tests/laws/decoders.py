@@ -194,7 +194,8 @@ LONG += (
 )
 LONG += ("static-hasty", "static-continuous", "masked-single", "dual-cache-per-query", "wavefront-buckets")
 ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
-SELDOM = (*ALIKE, "residual-speculative", "lookahead", "prompt-lookup", "dual-cache")
+# One of each kind of state goes through all drivers.
+KINDS = ("autoregressive", "wavefront", "jacobi", "masked", "block", "residual")
 
 
 EVERY = over(ROWS, LONG)
@@ -202,8 +203,8 @@ BY_CLASS = over(ROWS, ROWS.keys() - CLASSES | {*ALIKE})
 COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
 CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
 SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)
-EACH_CLASS = over(CLASSES, SELDOM)
-EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], SELDOM)
+EACH_CLASS = over(CLASSES, {*CLASSES} - {*KINDS})
+EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], {*CLASSES} - {*KINDS})
 
 
 # On small models of random weights

@@ -27,10 +27,7 @@ QUICK = (
     "speculative",
     "wavefront-headway",
     "masked",
-    "soft-masked",
-    "strided",
     "block",
-    "any-order",
     "dual-cache",
 )
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
 from decoders import CUT, EACH_CLASS, EVERY, ROWS, SAMPLED, traced
+from marks import over
 from results import listed
 from stubs import PROMPTS, Spoilt, StubNetwork, tiny_request
 from stubs.tiny import NEVER
@@ -37,7 +37,7 @@ def test_stops_and_budgets_of_each_row(name):
 LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "jacobi-blocks")
 
 
-@pytest.mark.parametrize("name", LEAPING)
+@over(LEAPING, ("wavefront-bursts", "prompt-lookup", "jacobi-blocks"))
 def test_a_commit_is_cut_in_its_middle(name):
     """A stop token, or the end of the budget, inside several tokens that one step commits."""
     row = ROWS[name]

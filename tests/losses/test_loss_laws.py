@@ -25,13 +25,13 @@ from paradec_jax.families import parameter_shapes
 from paradec_jax.noise import Schedule, Times
 from paradec_jax.train import TrainState, make_train_step
 
-EVERY = pytest.mark.parametrize("name", OBJECTIVES)
 LONG = (
     "stepwise",
     "recurrent consistency",
     "self-distillation",
     "residual",
 )  # whose networks others are quick on
+EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
 QUICK = over(OBJECTIVES, (*LONG, "recurrent", "cllm"))  # of two programs a test
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
 RANDOM |= {"masked diffusion", "self-distillation", "block diffusion"}

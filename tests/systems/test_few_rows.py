@@ -20,7 +20,8 @@ def short(monkeypatch):
         monkeypatch.setattr(report, name, value)
 
 
-@pytest.mark.parametrize("name", ["test-causal", pytest.param("test-recurrent", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test-causal", "test-recurrent"])
 def test_the_plain_program_gives_the_librarys_scores(name, short):
     config = dataclasses.replace(PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {}))
     network = report.network_at(config)
