@@ -3,7 +3,7 @@
 from paradec_jax.train.checkpoint import Checkpoint, NoneReadable, SaveFailed
 from paradec_jax.train.hooks import Evaluate, Log, Preempt, Preempted, Profile
 from paradec_jax.train.loop import DataIterator, Hook, NonFiniteLoss, fit
-from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
+from paradec_jax.train.optimizers import adamw, muon, warmup_stable_decay
 from paradec_jax.train.processes import PeerLost, initialize
 from paradec_jax.train.step import Loss, Rounds, TrainState, TrainStep, make_train_step, update_ema
 
@@ -25,7 +25,6 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "adamw",
-    "decay_mask",
     "fit",
     "initialize",
     "make_train_step",

@@ -17,7 +17,7 @@ ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 4_520,
     ("decode",): 6_910,
     ("losses",): 1_700,
-    ("train",): 1_410,
+    ("train",): 1_400,
     ("data",): 1_330,
     ("recipes",): 790,
     ("evaluate",): 1_900,

@@ -8,7 +8,8 @@ import optax
 import pytest
 from noisy_regression import initial_params
 
-from paradec_jax.train import adamw, decay_mask, muon, warmup_stable_decay
+from paradec_jax.train import adamw, muon, warmup_stable_decay
+from paradec_jax.train.optimizers import decay_mask
 
 
 @pytest.mark.slow
