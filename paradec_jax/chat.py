@@ -41,9 +41,8 @@ def named_templates(value: Any) -> dict[str, str]:
         return {DEFAULT: value}
     templates: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [value]:
-        name, template = (
-            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        )
+        fields = entry if isinstance(entry, dict) else {}
+        name, template = fields.get("name"), fields.get("template")
         if not isinstance(name, str) or not isinstance(template, str):
             raise ValueError(
                 f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
@@ -68,10 +67,6 @@ def conversation(model: Any, messages: Messages, add_generation_prompt: bool = T
 
     Begin-of-text is in it only where the template writes it.
 
-    Args:
-      model: a model with a chat template (`store.Model`).
-      messages, add_generation_prompt, **variables: as of `render`.
-
     Raises:
       ValueError: a model without a template, and as `render`.
     """
@@ -86,10 +81,6 @@ def as_prompts(model: Any, conversations: Sequence[Messages]) -> tuple[list[str]
     A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
     tokens, what ends a turn (`turn_end`).
 
-    Args:
-      model: a model with a chat template and a tokenizer (`store.Model`).
-      conversations: lists of messages.
-
     Raises:
       ValueError: as `conversation`.
     """
@@ -103,9 +94,6 @@ def turn_end(model: Any, messages: Messages) -> int | None:
     """Id of the first special token that a template writes after an assistant's words, or None.
 
     It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
-
-    Args:
-      model, messages: a model and a conversation, as of `conversation`.
     """
     asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
     answered = conversation(model, [*asked, {"role": "assistant", "content": ANSWER}], False)
@@ -124,9 +112,6 @@ def answered(model: Any, messages: Messages) -> list[tuple[str, bool]]:
 
     Where the template has blocks `generation` these are the assistant's pieces. Elsewhere an answer is what a turn
     adds to the text of the messages before it, which must then be the beginning of the text with the turn.
-
-    Args:
-      model, messages: a model and a conversation, as of `conversation`.
 
     Raises:
       ValueError: as `conversation`; no assistant's words; a template that neither marks them nor keeps to prefixes.
@@ -160,15 +145,6 @@ def answered(model: Any, messages: Messages) -> list[tuple[str, bool]]:
     return [piece for piece in pieces if piece[0]]
 
 
-def check(template: str) -> None:
-    """Refuses what is no template, without running any of it.
-
-    Raises:
-      ValueError: a template that is no Jinja, or asks for filters that are not known.
-    """
-    _compile(template)
-
-
 def render(
     template: str,
     messages: Messages,
@@ -199,7 +175,7 @@ def render(
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {i} must be an object with a role, not {message!r:.200}")
     given = {"tools": None, "documents": None} | variables
-    compiled = _compile(template)
+    compiled = check(template)
     try:
         return compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
     except _Refusal as error:
@@ -248,7 +224,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(template: str) -> jinja2.Template:
+def check(template: str) -> jinja2.Template:
+    """A template, compiled and not run. Raises ValueError for no Jinja, or filters that are not known."""
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:

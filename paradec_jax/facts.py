@@ -16,6 +16,7 @@ PACKAGES = ("paradec-jax", "jax", "jaxlib", "flax", "numpy")
 # What changes speed from outside.
 ENVIRONMENT = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PARADEC_LAYOUTS")
 ROOT = Path(__file__).parents[1]
+CORE = re.compile(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", re.MULTILINE | re.DOTALL)
 
 
 def facts() -> dict[str, Any]:
@@ -43,7 +44,7 @@ def device() -> dict[str, Any]:
         "kind": processor() if first.platform == "cpu" else first.device_kind,
         "devices": jax.device_count(),
         "processor": processor(),
-        "cores": _cores(),
+        "cores": len(set(CORE.findall(_text("/proc/cpuinfo")))) or None,
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "quota": int(allowed) / int(period) if allowed.isdigit() else None,
         "memory_bytes": memory("MemTotal"),
@@ -57,10 +58,10 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
-    """Versions of Python and of packages, by default those that decide speed; None of one that is not installed."""
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide speed; None of one that is not installed."""
     installed: dict[str, str | None] = {"python": platform.python_version()}
-    for name in packages:
+    for name in PACKAGES:
         try:
             installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -89,14 +90,6 @@ def _git(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _cores() -> int | None:
-    listed = _text("/proc/cpuinfo")
-    pairs = set(
-        re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", listed, re.MULTILINE | re.DOTALL)
-    )
-    return len(pairs) or None
 
 
 def memory(name: str) -> int | None:

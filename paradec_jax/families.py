@@ -1,7 +1,7 @@
 """The only registry: what belongs to each family of models, so that a family is added in one place."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from paradec_jax.config import (
     ModelConfig,
     RecurrentDepthConfig,
     ResidualHeadConfig,
-    check_fits,
 )
 from paradec_jax.decode import (
     Adaptive,
@@ -37,12 +36,7 @@ from paradec_jax.decode import (
     Wavefront,
 )
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.models import (
-    DenoiserNetwork,
-    RecurrentDepthNetwork,
-    ResidualHeadNetwork,
-    TransformerNetwork,
-)
+from paradec_jax.models import DenoiserNetwork, RecurrentDepthNetwork, ResidualHeadNetwork, TransformerNetwork
 from paradec_jax.models.network import ModelNetwork
 from paradec_jax.sharding import axes
 
@@ -90,30 +84,7 @@ class Family:
     texts: TextTable | None = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Head:
-    """A second network that a model folder may hold beside its own.
-
-    Attributes:
-      name: of the part, on disk.
-      config, network: class of the shapes and class of the network, as in `Family`.
-      check: (its config, the config of the network beside it), refuses another's with a ValueError.
-    """
-
-    name: str
-    config: type[Any]
-    network: type[ModelNetwork]
-    check: Callable[[Any, Any], None]
-
-
 Shape = ModelConfig | ResidualHeadConfig
-RESIDUAL_HEAD = Head(
-    name="residual_head",
-    config=ResidualHeadConfig,
-    network=ResidualHeadNetwork,
-    check=check_fits,
-)
-
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
 _Wave = Wavefront.Knobs
@@ -253,26 +224,26 @@ def family_of(config: ModelConfig) -> Family:
     return next(family for family in FAMILIES.values() if isinstance(config, family.config))
 
 
-def _record_of(config: Shape) -> Family | Head:
-    """The family of a config, or the kind of head."""
-    return RESIDUAL_HEAD if isinstance(config, ResidualHeadConfig) else family_of(config)
+def _class_of(config: Shape) -> type[ModelNetwork]:
+    """The class of a config's network, a residual head's too."""
+    return ResidualHeadNetwork if isinstance(config, ResidualHeadConfig) else family_of(config).network
 
 
 def network_of(config: Shape) -> Any:
     """The network of a config, as decoders and losses see it."""
-    return _record_of(config).network(config)
+    return _class_of(config)(config)
 
 
 def init_params(config: Shape, key: Array) -> dict[str, Any]:
     """Random parameters; see each model's own function for their spread."""
-    return _record_of(config).network.init_params(config, key)
+    return _class_of(config).init_params(config, key)
 
 
 def parameter_shapes(config: Shape) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    return _record_of(config).network.shapes(config)
+    return _class_of(config).shapes(config)
 
 
 def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an adapter's too."""
-    return axes.matrix_axes({**_record_of(config).network.table, **axes.ADAPTER})
+    return axes.matrix_axes({**_class_of(config).table, **axes.ADAPTER})

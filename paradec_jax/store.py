@@ -23,10 +23,10 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
 from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import RESIDUAL_HEAD, family_named, parameter_shapes
+from paradec_jax.families import family_named, parameter_shapes
 from paradec_jax.io import read_object
 from paradec_jax.lora import merge
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
@@ -34,7 +34,7 @@ from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
-NETWORK, HEAD = "network", RESIDUAL_HEAD.name
+NETWORK, HEAD = "network", ResidualHeadConfig.family
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
@@ -240,7 +240,7 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
         if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
             then = "export a folder of an earlier commit there, and import it here (paradec import)"
             raise StoreError(f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}")
-        kind = RESIDUAL_HEAD.config if family == name == HEAD else family_named(family).config
+        kind = ResidualHeadConfig if family == name == HEAD else family_named(family).config
         parts[name] = _built(kind, section["config"]), weights
     return description, parts
 
@@ -283,7 +283,7 @@ def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
 
 def _check_head(head: ResidualHeadConfig, network: ModelConfig, trained_on: object, backbone: str) -> None:
     """Refuses the head of another network, by its shape or by the fingerprint that it names."""
-    RESIDUAL_HEAD.check(head, network)
+    check_fits(head, network)
     if trained_on != backbone:
         raise StoreError(
             f"the residual head was trained on another backbone (fingerprint {str(trained_on)[:12]}) than the one "

@@ -108,7 +108,6 @@ def measure(
     what else the machine does falls on all alike.
 
     Args:
-      cases: what to time.
       requests: all of one shape, so that a case compiles once.
       passes: timings of each case.
       advance: called after each unit of work that is done; there are `len(cases) * (passes + 1)`.

@@ -14,9 +14,8 @@ from paradec_jax.io import one_sentence
 
 FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
-ONE_BYTE = re.compile(
-    r"<0x[0-9A-Fa-f]{2}>"
-)  # tokens that byte fallback joins: one wrong byte spoils its neighbours
+# Tokens that byte fallback joins: one wrong byte spoils its neighbours.
+ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
 OPENINGS = ("\n", "a", ".")
 
@@ -180,13 +179,10 @@ def _asked(question: Callable[[], Found], failure: str) -> Found:
         return question()
     except TypeError as error:
         raise ValueError(f"{failure}: this is no text in Unicode ({one_sentence(error)})") from error
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{failure}: {one_sentence(error)}") from error
-    except BaseException as error:
-        # A panic of Rust, whose class cannot be imported and is no Exception.
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:  # the library raises nothing narrower, and a panic of Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{failure}: {one_sentence(error)}") from None
+        raise ValueError(f"{failure}: {one_sentence(error)}") from error
 
 
 def _added(before: str, text: str) -> str:
@@ -237,11 +233,7 @@ class StreamDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._before = [int(i) for i in before]
-        self._start()
-
-    def _start(self) -> None:
-        self._ids = self._before
+        self._ids = [int(i) for i in before]
         self._settle()
 
     def push(self, ids: Iterable[int]) -> str:
@@ -257,12 +249,6 @@ class StreamDecoder:
     def kept(self) -> str:
         """Text of what was taken in and not yet returned, as if nothing came after it."""
         return _added(self._shown, self._decode(self._ids))
-
-    def finish(self) -> str:
-        """Returns what is still kept, broken characters as U+FFFD, and starts afresh."""
-        text = self.kept()
-        self._start()
-        return text
 
     def _settle(self) -> None:
         """Counts all ids as shown, and forgets those that nothing later depends on."""

@@ -29,15 +29,14 @@ def test_streams_end_as_decoding_all_ids_does(kind, skip):
     for _ in range(150):
         ids, before = random_ids(tokenizer, rng, 10), random_ids(tokenizer, rng, 8)
         stream = StreamDecoder(tokenizer, skip_special=skip)
-        shown = "".join([*(stream.push([token]) for token in ids), stream.finish()])
+        shown = "".join([*(stream.push([token]) for token in ids), stream.kept()])
         assert shown == tokenizer.decode(ids, skip_special=skip)
         former, whole = (tokenizer.decode(row, skip_special=skip) for row in (before, before + ids))
         if whole.startswith(former):  # no byte of the former one was spoilt or completed
             assert former + tokenizer.decode_after(before, ids, skip_special=skip) == whole
         stream = StreamDecoder(tokenizer, skip_special=skip, before=before)
-        for _ in range(2):
-            shown = "".join([*(stream.push([token]) for token in ids), stream.finish()])
-            assert shown == tokenizer.decode_after(before, ids, skip_special=skip)
+        shown = "".join([*(stream.push([token]) for token in ids), stream.kept()])
+        assert shown == tokenizer.decode_after(before, ids, skip_special=skip)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_a_byte_is_kept_while_the_next_may_spoil_it():
     tokenizer = llama()
     stream, ids = StreamDecoder(tokenizer), ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>")
     assert [stream.push([token]) for token in ids] == ["a", "", "", "��b", ""]
-    assert stream.kept() == stream.finish() == "\n"
+    assert stream.kept() == "\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)

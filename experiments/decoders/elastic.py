@@ -33,7 +33,7 @@ from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, RuledDecoder, block_of
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
-from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score
@@ -50,12 +50,7 @@ class ElasticKnobs(DenoisingKnobs):
         asks nothing, so that blocks are as long as they may be.
     """
 
-    length_entropy: Float[Array, ""] | float | None = knob(None, unset=np.inf)
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.length_entropy, "length_entropy", lambda x: x >= 0, "at least 0")
+    length_entropy: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=np.inf)
 
 
 @jax.tree_util.register_dataclass

@@ -13,8 +13,7 @@ from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import is_stop
-from paradec_jax.decode.rules import reveal
-from paradec_jax.decode.rules import select as selection
+from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import put
 
 SDAR = ("static", "dynamic", "sequential", "entropy")
@@ -84,8 +83,8 @@ class ReleasedDenoising(RuledDecoder):
         self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: DenoisingKnobs
     ) -> Choice:
         """The choice of JetEngine's batched path: what exceeds the threshold, or the quota from the left."""
-        sure = selection.above(choice.scores, masked, threshold_at(step, knobs))
-        leftmost = reveal.in_order(masked, quota(masked.shape[1], step, knobs))
+        sure = masked & (choice.scores > threshold_at(step, knobs))
+        leftmost = select.first(masked, quota(masked.shape[1], step, knobs))
         enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
         return dataclasses.replace(choice, where=jnp.where(enough[:, None], sure, leftmost))
 
@@ -106,7 +105,7 @@ def revealed_late(
     """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been stored."""
     final = put(canvas.final, jnp.ones_like(where), at, where)
     rows = canvas.rows.write(tokens, where, at)
-    run = jnp.minimum(selection.leading_run(final), rows.limit).astype(jnp.int32)
+    run = jnp.minimum(select.leading_run(final), rows.limit).astype(jnp.int32)
     rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
     position = jnp.arange(final.shape[1])
     own = (position >= rows.prompt_lengths[:, None]) & (position < rows.length[:, None])

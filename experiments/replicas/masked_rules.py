@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, UNLIMITED, SamplingKnobs, knob
 from paradec_jax.decode.machine.request import RecordedDraws
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.masked.canvas import Canvas
@@ -34,7 +34,7 @@ LAST = 1e-5  # time at which the steps end
 class ReleasedMaskedKnobs(SamplingKnobs):
     """The programs draw from the denoiser's own distribution, at temperature 1 and unfiltered, the defaults here."""
 
-    temperature: Float[Array, ""] | float = 1.0
+    temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
 
 
 @jax.tree_util.register_dataclass

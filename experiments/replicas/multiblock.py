@@ -24,7 +24,7 @@ from experiments.replicas import blocks
 from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
 from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
+from paradec_jax.decode.machine.knobs import COUNT, SHARE, SamplingKnobs, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.windows import where_rows, write_after_read
@@ -43,16 +43,9 @@ class ReleasedMultiBlockKnobs(SamplingKnobs):
       max_iterations: network calls of a block call at most.
     """
 
-    blocks: Int[Array, ""] | int = 2
-    spawn_ratio: Float[Array, ""] | float = 0.85
-    max_iterations: Int[Array, ""] | int = 128
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.blocks, "blocks", lambda x: x >= 1, "at least 1")
-        check_range(self.spawn_ratio, "spawn_ratio", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
-        check_range(self.max_iterations, "max_iterations", lambda x: x >= 1, "at least 1")
+    blocks: Int[Array, ""] | int = knob(2, COUNT)
+    spawn_ratio: Float[Array, ""] | float = knob(0.85, SHARE)
+    max_iterations: Int[Array, ""] | int = knob(128, COUNT)
 
 
 @jax.tree_util.register_dataclass

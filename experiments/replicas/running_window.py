@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
+from paradec_jax.decode.machine.knobs import COUNT, SamplingKnobs, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -35,12 +35,7 @@ class RunningWindowKnobs(SamplingKnobs):
         first window is the seed and random ids.
     """
 
-    max_iterations: Int[Array, ""] | int = 128
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.max_iterations, "max_iterations", lambda x: x >= 1, "at least 1")
+    max_iterations: Int[Array, ""] | int = knob(128, COUNT)
 
 
 @jax.tree_util.register_dataclass

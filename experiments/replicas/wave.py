@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
+from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, knob
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.recurrent.latents import LatentKnobs, RecordedLatents
@@ -30,14 +30,10 @@ class ReleasedWavefrontKnobs(LatentKnobs):
     exit_threshold: Float[Array, ""] | float = 0.03
     momentum: Float[Array, ""] | float = 0.1
     noise: Float[Array, ""] | float = 0.5
-    max_wavefront: Int[Array, ""] | int | None = knob(128, unset=UNLIMITED)
+    max_wavefront: Int[Array, ""] | int | None = knob(
+        128, Range(COUNT.holds, "at least 1 (None for the compiled window)"), unset=UNLIMITED
+    )
     max_steps: Int[Array, ""] | int = 4096
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        at_least_one = "at least 1 (None for the compiled window)"
-        check_range(self.max_wavefront, "max_wavefront", lambda x: x >= 1, at_least_one)
 
 
 @jax.tree_util.register_dataclass

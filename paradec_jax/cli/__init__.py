@@ -51,17 +51,6 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _add_the_rest() -> None:
-    """Adds training and the commands of `paradec_jax.convert`, which the others do not wait for."""
-    from paradec_jax.cli import train
-    from paradec_jax.convert.cli import COMMANDS
-
-    app.command(train.app, name="train")
-
-    for name, command in COMMANDS.items():
-        app.command(name=name)(command)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     if argv is None:  # a command that SIGTERM ends clears away what it has half written
@@ -69,7 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _use_compilation_cache()
     argv = _arguments(list(sys.argv[1:] if argv is None else argv))
     if argv[:1] not in QUICK:
-        _add_the_rest()
+        # Training and the commands of `paradec_jax.convert`, which the others do not wait for.
+        from paradec_jax.cli import train
+        from paradec_jax.convert.cli import COMMANDS
+
+        app.command(train.app, name="train")
+        for name, command in COMMANDS.items():
+            app.command(name=name)(command)
     try:
         return app.cli(
             prog="paradec", description="Language models that decode many tokens per network call.", args=argv

@@ -91,10 +91,6 @@ class Text:
         if self.chat and not self.prompt and (self.html or self.samples != 1):
             raise ValueError("a conversation goes on from one answer: it has no --html and one of --samples")
 
-    def read(self) -> str:
-        """The prompt, as the model is to see it."""
-        return self.framed(sys.stdin.read() if self.prompt == "-" else self.prompt)
-
     def framed(self, words: str) -> str:
         """Words in the form that the options ask for."""
         return PROMPT.format(question=words.strip()) if self.question else words
@@ -123,7 +119,7 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     """Continues a text with the decoder of that name, or the default one of the model's family."""
     text.check()
     talk = text.chat and not text.prompt
-    prompt = "" if talk else text.read()
+    prompt = "" if talk else text.framed(sys.stdin.read() if text.prompt == "-" else text.prompt)
     model = store.load(_model_for(name) if text.model is None else text.model, adapter=text.adapter)
     settings = [choose(model.family, name, options)]
     if text.beside:

@@ -147,9 +147,7 @@ def encode_prompts(
     """Prompts as one bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
 
     Args:
-      tokenizer: the tokenizer of the model.
       prompts: texts, or problems whose `prompt` is meant; at least one.
-      spec: special tokens of the model.
       bucket: lengths that share one compiled program.
       may_be_empty: prompts without any token are meant, where the model has no bos either.
 

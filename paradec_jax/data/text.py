@@ -11,9 +11,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -145,8 +144,9 @@ def pack(
     room = length - 2
     if room < 1:
         raise ValueError(f"length must be at least 3, not {length}")
-    rows = []
-    for group in _groups(texts, GROUP):
+    rows, texts = [], list(texts)
+    for start in range(0, len(texts), GROUP):
+        group = texts[start : start + GROUP]
         flat = np.concatenate([np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group])
         whole = flat[: len(flat) // room * room].reshape(-1, room)
         ends = np.full((len(whole), 1), bos, np.int32), np.full((len(whole), 1), eos, np.int32)
@@ -207,14 +207,3 @@ def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
         return {"tokens": rows, "weights": weights}
     before = np.concatenate([np.full((len(rows), 1), bos, np.int32), rows[:, :-1]], axis=1)
     return {"tokens": before, "targets": rows, "weights": weights}
-
-
-def _groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    group: list[Any] = []
-    for item in items:
-        group.append(item)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group

@@ -12,8 +12,8 @@ from paradec_jax.decode.causal.prompt_lookup import PromptLookup
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.drive import rollout, run, stream, trace
 from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.network import CachedNetwork, Forward, Network, Prefix, Prepared
-from paradec_jax.decode.machine.queue import QueueResult, serve
+from paradec_jax.decode.machine.network import Forward, Network, Prefix
+from paradec_jax.decode.machine.queue import serve
 from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
 from paradec_jax.decode.machine.soft import SoftGiven
@@ -30,7 +30,6 @@ __all__ = [
     "Adaptive",
     "AutoRegressive",
     "BlockDenoising",
-    "CachedNetwork",
     "Decoded",
     "DecoderBase",
     "Forward",
@@ -39,9 +38,7 @@ __all__ = [
     "Masked",
     "Network",
     "Prefix",
-    "Prepared",
     "PromptLookup",
-    "QueueResult",
     "Reason",
     "RecordedDraws",
     "Request",

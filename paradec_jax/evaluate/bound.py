@@ -114,9 +114,7 @@ def bounds(
 
     Args:
       network: a denoiser whose logits at a position predict its own token.
-      params: parameters of the network.
       spans: rows, none longer than `network.max_length`.
-      mask: id of the mask.
       draws: K, at least 2.
       batch: rows of a call; each draw of a text is one.
       seed: seed of times and masks.
@@ -195,17 +193,8 @@ def _score(
 
 
 def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[int, ...]]:
-    """The most probable token of each scored position, all of a span hidden at once, in one call of the network.
-
-    Raises:
-      ValueError: a span that does not fit, or a model that does not fill masks.
-    """
+    """The most probable token of each scored position, all of a span hidden at once, in one call of the network."""
     network, mask = model.network, mask_of(model)
-    for span in spans:
-        if len(span.ids) > network.max_length:
-            raise ValueError(
-                f"a span of {len(span.ids)} ids does not fit into {network.max_length} positions"
-            )
     params = network.prepare(model.params)
     filled: list[tuple[int, ...]] = [()] * len(spans)
     for size, some in batches([len(span.ids) for span in spans], network.max_length, batch):
@@ -230,13 +219,9 @@ def _best(
     hidden = jnp.where((positions >= start) & (positions < stop), mask, jnp.asarray(ids))
     view = jnp.broadcast_to((positions < length)[:, None], (*ids.shape, ids.shape[1]))
     vectors = network.forward(params, hidden, positions, mask=view).hidden
-
-    def best(vector: Array) -> Array:
-        return best_token(network.logits(params, vector), mask)
-
-    return lax.map(best, vectors.reshape(ids.size, -1), batch_size=HEADS).reshape(ids.shape)
-
-
-def best_token(logits: Float[Array, "*shape V"], mask: int) -> Int[Array, "*shape"]:
-    """The most probable token, which the mask is not."""
-    return jnp.argmax(without_mask(logits, mask), axis=-1)
+    best = lax.map(
+        lambda vector: jnp.argmax(without_mask(network.logits(params, vector), mask), axis=-1),
+        vectors.reshape(ids.size, -1),
+        batch_size=HEADS,
+    )
+    return best.reshape(ids.shape)

@@ -154,12 +154,7 @@ def jackknife(
         v -+ z sqrt((G - 1) / G sum_g (v_g - mean v)^2)
 
     For measures that a bootstrap would bias because it draws samples twice: copies lower an entropy, whatever the
-    law. Sample i belongs to group i mod G.
-
-    Args:
-      measure: from which samples to take, bool [N], to a number.
-      samples: N.
-      groups: G, at most N.
+    law. Sample i belongs to group i mod G, and `measure` takes the samples that are kept, bool [N].
     """
     if samples < 1 or groups < 2:
         raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")

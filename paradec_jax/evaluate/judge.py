@@ -143,8 +143,6 @@ def summed(
 
     Args:
       losses: nats of the last tokens of each sample: of all, or of all but the first.
-      samples: their ids.
-      definition: "sdtt" or "mdlm".
       ends: end-of-text tokens.
     """
     total, counted = np.zeros(len(samples)), np.zeros(len(samples), np.int64)

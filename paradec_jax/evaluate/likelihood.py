@@ -112,7 +112,6 @@ def log_likelihoods(
 
     Args:
       network: a causal network whose logits predict the next token.
-      params: parameters of the network.
       spans: spans that end within `network.max_length + 1` ids, each after at least one id; else a ValueError.
       batch: rows of a call.
       seed: seed of the initial latent states.

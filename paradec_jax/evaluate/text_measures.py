@@ -146,11 +146,6 @@ def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, ord
 
     Samples that miss part of the language make it large, however good each of them is by itself (Zhao et al. 2018,
     arXiv 1706.04223). It falls with the number of samples: compare equal numbers.
-
-    Args:
-      samples, held_out: token ids of one tokenizer.
-      vocab_size: V, above all ids.
-      order: n.
     """
     return ngrams(samples, vocab_size, order).perplexity(held_out)
 

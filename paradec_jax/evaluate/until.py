@@ -57,11 +57,8 @@ def generate_until(
     requests draws with seed + k.
 
     Args:
-      model: a model with a tokenizer.
-      requests: contexts and their arguments.
       setting: the decoder and its knobs; the request's sampling arguments take the place of theirs.
       rows: requests decoded together.
-      seed: seed of all draws.
 
     Raises:
       ValueError: a budget that the model's length has no room for, or what `generate` refuses.

@@ -61,7 +61,6 @@ class Denoiser(nn.Module):
     [K, 2, D] and `final_modulation_bias` [2, D] (shift, scale); `head` [D, V], `head_bias` [V].
 
     Attributes:
-      config: the shape.
       prepared: whether parameters come from `DenoiserNetwork.prepare`: constants stand in the place of noise map,
         norms and modulations (`final_constants` [2, D] in that of the final ones).
     """
@@ -147,9 +146,6 @@ class DenoiserNetwork(ModelNetwork):
     """The denoiser as samplers and losses drive it.
 
     It keeps no cache, and each call reads the whole canvas, since all positions' keys depend on all.
-
-    Attributes:
-      config: the model's shape.
     """
 
     config: MaskedDiffusionConfig
@@ -182,14 +178,7 @@ class DenoiserNetwork(ModelNetwork):
         *,
         dropout: Array | None = None,
     ) -> Forward:
-        """Reads a canvas; there are no keys and values to store.
-
-        Args:
-          params: the parameters, raw or prepared.
-          inputs, positions: the canvas's tokens, or a vector in the place of each, and absolute positions.
-          prefix: None.
-          mask: which positions each of them sees; all by default.
-          dropout: random key of a training step's dropped outputs; None drops nothing.
+        """Reads a canvas; there are no keys and values to store. `dropout` is as of `Denoiser.hidden`.
 
         Raises:
           ValueError: a prefix.

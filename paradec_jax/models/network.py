@@ -36,9 +36,6 @@ class ModelNetwork:
 
     A subclass names its Linen module, `linen`, the config's fields that count the blocks of each part, `parts`, the
     `table` of its parameters' axes, and what a call costs beside itself and its positions, `counters`.
-
-    Attributes:
-      config: the model's shape.
     """
 
     config: Any

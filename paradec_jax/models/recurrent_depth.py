@@ -28,7 +28,6 @@ class RecurrentDepth(nn.Module):
     rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding.
 
     Attributes:
-      config: the shape.
       prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there.
     """
 

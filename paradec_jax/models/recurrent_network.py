@@ -188,13 +188,9 @@ class RecurrentDepthNetwork(KVNetwork):
         prefix: Prefix | None = None,
         mask: Seen | None = None,
     ) -> Forward:
-        """Reads a window through prelude, r recurrences and coda. The caller stores the keys and values.
+        """Reads a window through prelude, r recurrences and coda, from the initial latents of the prefix's cache.
 
-        Args:
-          params: the parameters, raw or prepared.
-          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
-          prefix: the cache, whose initial latents are read at `positions`, and what the window sees of it.
-          mask: which window keys a query sees, as of `view`.
+        The caller stores the keys and values.
 
         Raises:
           ValueError: no prefix, so no latents to start from.

@@ -39,9 +39,6 @@ class ResidualHead(nn.Module):
 
     Parameters: `embedding_norm` and `hidden_norm` [D], `fusion` [2D, D] (the embedding's half first), `layer_i`
     (pre-norm blocks), `final_norm` [D].
-
-    Attributes:
-      config: the shape.
     """
 
     config: ResidualHeadConfig
@@ -79,9 +76,6 @@ class ResidualHeadNetwork(KVNetwork):
 
     It reads vectors, `backbone.embedding(params)[tokens]` or mixtures of them, and what it returns is added to the
     backbone's hidden states: corrected scores are `backbone.logits(params, a + r)`.
-
-    Attributes:
-      config: the head's shape.
     """
 
     config: ResidualHeadConfig
@@ -99,14 +93,6 @@ class ResidualHeadNetwork(KVNetwork):
         """None of its own: embedding and output matrix are the backbone's."""
         return 0
 
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Refuses: the head has no output matrix.
-
-        Raises:
-          TypeError: always.
-        """
-        raise TypeError("a residual head has no output matrix: ask its backbone for logits(params, a + r)")
-
     def forward(
         self,
         params: Any,
@@ -120,8 +106,7 @@ class ResidualHeadNetwork(KVNetwork):
         """The residual of a window, as `Forward.hidden`. The caller stores the keys and values.
 
         Args:
-          params: the parameters, raw or prepared.
-          vectors, positions: the embedding of each token after the reveals, and absolute positions.
+          vectors: the embedding of each token after the reveals.
           prefix, mask: what the window sees of the head's own cache and of itself, as of `view`.
           hidden: the backbone's hidden states before the reveals, or their sum with earlier residuals.
 
@@ -142,8 +127,6 @@ def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain")
     """Random parameters.
 
     Args:
-      config: the shape.
-      key: random key; the same key gives the same draws.
       init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
         that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`, which is
         zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases

@@ -39,7 +39,6 @@ class Transformer(nn.Module):
     output matrix is not the embedding.
 
     Attributes:
-      config: the shape.
       prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there, and no
         loop over layers stacks their caches.
     """
@@ -91,11 +90,7 @@ class Transformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerNetwork(KVNetwork):
-    """The transformer as decoders and losses drive it, causal or block by block as its config says.
-
-    Attributes:
-      config: the model's shape.
-    """
+    """The transformer as decoders and losses drive it, causal or block by block as its config says."""
 
     config: TransformerConfig
     linen: ClassVar[Any] = Transformer
@@ -120,12 +115,6 @@ class TransformerNetwork(KVNetwork):
         prefix: Prefix | None = None,
         mask: Seen | None = None,
     ) -> Forward:
-        """Reads a window. The caller stores the keys and values.
-
-        Args:
-          params: the parameters, raw or prepared.
-          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
-          prefix, mask: what the window sees of a cache and of itself, as of `view`.
-        """
+        """Reads a window. The caller stores the keys and values."""
         hidden, kv = self.apply(params, Transformer.hidden, inputs, self.view(positions, prefix, mask))
         return Forward(hidden, kv, {})

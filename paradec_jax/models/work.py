@@ -29,7 +29,6 @@ def call_work(network: Any, batch: int, positions: int, context: int, logits: fl
     """The least that one call of a network can cost; keys and values that a layer sees of the context are read once.
 
     Args:
-      network: the network.
       batch, positions, context: rows, positions of each in this call, and cached positions before them.
       logits: positions of each row that output scores are computed at; all when None.
 
@@ -84,7 +83,6 @@ def update_flops(
     the clean copy, and the noisy one beside it. Optimizer, teachers and remat are not counted.
 
     Args:
-      network: the trained network.
       rows, length: B and T of the batch, padding included.
       recurrence: r of a recurrent network, which may be a mean; the config's mean draw, M + 1, when None.
       backprop_depth: K of a recurrent network; the config's when None.

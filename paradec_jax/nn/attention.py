@@ -172,8 +172,6 @@ def splash(
     """As `attend` of a window over itself; on a mesh each device computes its rows and heads.
 
     Args:
-      q: queries after bias and rotation.
-      window: keys and values.
       seen: the rule "causal" or "full"; positions and channels are multiples of 128.
       interpret: whether the kernel runs as plain JAX, on any device: for tests.
     """

@@ -1,5 +1,6 @@
 """Transformer blocks. Linen names the parameters and does nothing else; blocks read a shape of `config.shapes`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,22 +42,13 @@ def layer_norm(
     return centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + eps) * gain
 
 
-def truncated_normal(std: float) -> Callable[..., Array]:
-    """Normal draws cut at three standard deviations; `std` is the one before the cut."""
-
-    def init(key: Array, shape: tuple[int, ...], dtype: str = "float32") -> Array:
-        return std * jax.random.truncated_normal(key, -3.0, 3.0, shape, dtype)
-
-    return init
+# Of a standard deviation: normal draws, cut at three of it; it is the one before the cut.
+truncated_normal = functools.partial(nn.initializers.truncated_normal, lower=-3.0, upper=3.0)
 
 
 def uniform(bound: float) -> Callable[..., Array]:
     """Uniform draws between -bound and bound."""
-
-    def init(key: Array, shape: tuple[int, ...], dtype: str = "float32") -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
+    return functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
 
 
 def drawn(config: Any, std: float) -> Callable[..., Array]:

@@ -22,10 +22,7 @@ def with_copies(
     Where so many rows lie over devices, each device has a copy of the parameters for its own. What a call adds to
     their gradient stays there, and devices add theirs up once, after the last call, not after every one.
 
-    Args:
-      function: of parameters and of some rows, each of which it treats alone.
-      params: the parameters.
-      rows: B; unknown when None.
+    The function treats each row alone; `rows` is B, unknown when None.
     """
     # Copies of arrays that nothing traces would be made.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params))

@@ -23,8 +23,8 @@ def causal(width: int) -> Bool[Array, "W W"]:
     return jnp.tril(jnp.ones((width, width), dtype=bool))
 
 
-def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
-    """Rows of equal width in one window: causal within a row, and no row sees another (2 rows of 2 drawn).
+def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
+    """Packed rows: causal within a segment, and no segment sees another (segments 1, 1, 2, 2 drawn).
 
     ::
 
@@ -33,12 +33,6 @@ def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
         . . x .
         . . x x
     """
-    row = jnp.arange(rows * width) // width
-    return (row[:, None] == row) & causal(rows * width)
-
-
-def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
-    """Packed rows: causal within a segment, and no segment sees another (segments 1, 1, 2, 2 drawn as above)."""
     return (of[:, :, None] == of[:, None]) & causal(of.shape[1])
 
 
@@ -96,22 +90,8 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def candidates(count: int, width: int) -> Bool[Array, "W W"]:
-    """Candidates of equal width in one window: full within a candidate, and none sees another (2 of 2 drawn).
-
-    ::
-
-        x x . .
-        x x . .
-        . . x x
-        . . x x
-    """
-    candidate = jnp.arange(count * width) // width
-    return candidate[:, None] == candidate
-
-
 def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B W W"]:
-    """Candidates as in `candidates`, and a block after one of them, the carrier, which it sees (2 of 2, the second).
+    """Candidates, none of which sees another, and a block after the carrier, which it sees (2 of 2, the second).
 
     ::
 
@@ -121,11 +101,6 @@ def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B 
         . . x x . .
         . . x x x x
         . . x x x x
-
-    Args:
-      count: candidates.
-      width: positions of each, and of the block.
-      carrier: number of the candidate that the block follows, of each row.
     """
     candidate = jnp.arange((count + 1) * width) // width
     follows = (candidate[:, None] == count) & (candidate == carrier[:, None, None])
@@ -218,12 +193,6 @@ def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array
         b    x  .  x  .  x  .  .       x  .  x  .  x  .  .       x  .  x  .  x  .  .
         ~c   x  x  .  x  .  x  .       x  .  x  .  x  x  .       x  .  x  .  x  x  .
         c    x  .  x  .  x  .  x       x  .  x  .  x  .  x       x  .  x  .  x  .  x
-
-    Args:
-      prompt: tokens of the prompt.
-      pairs: number of pairs.
-      block: n, tokens of a block.
-      window: pairs of a window.
     """
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)

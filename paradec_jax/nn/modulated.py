@@ -25,11 +25,6 @@ def modulation(
     """M vectors `c W + b`, M / len(gains) for each norm: its shift, its scale, and perhaps its branch's gate.
 
     A norm's gain w is multiplied into its scale s: `norm(x) w (1 + s) + shift` needs `w (1 + s)` alone.
-
-    Args:
-      conditioning: c, one for all rows (R = 1) or one a row.
-      weight, bias: W and b.
-      gains: of the norms whose outputs are shifted and scaled.
     """
     conditioning, weight = at_least_float32(conditioning), at_least_float32(weight)
     vectors = jnp.einsum("rk,kmd->mrd", conditioning, weight) + at_least_float32(bias)[:, None]
@@ -104,14 +99,7 @@ class ModulatedBlock(nn.Module):
         conditioning: Float[Array, "_ K"] | None = None,
         key: Array | None = None,
     ) -> Float[Array, "B W D"]:
-        """The block's output.
-
-        Args:
-          x: the stream.
-          view: what each position sees.
-          conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
-          key: random key of the dropped outputs; None drops nothing.
-        """
+        """The block's output; prepared parameters need no conditioning, and without a key nothing is dropped."""
         x = block_input(by_rows(x))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)

@@ -18,14 +18,7 @@ Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
 
 
 def in_turn(call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None) -> tuple[Stream, Any]:
-    """`x` after all blocks, and what each of them leaves.
-
-    Args:
-      call: how a block is called.
-      x: the stream.
-      blocks: the blocks.
-      own: what each block has of its own, such as what it has cached; None for nothing.
-    """
+    """`x` after all blocks, and what each leaves; `own` is what each has of its own, such as what it has cached."""
     left = []
     for block, one in zip(blocks, [None] * len(blocks) if own is None else own, strict=True):
         x, kept = call(block, x, one)
@@ -41,10 +34,6 @@ def traced_once(
     The program is that of `in_turn`, traced in 0.3 to 0.4 of its time. A loop (`scanned`) would also compile
     one layer alone, but copies the weights of each out of their stack: on a CPU a call on one position took 1.9 times
     the processor time in float32 and 2.2 times in bfloat16 (30 layers of 576 x 1,536).
-
-    Args:
-      call, x, own: as of `in_turn`.
-      block, layers: as of `scanned`.
     """
 
     @functools.partial(jax.jit, inline=True)
@@ -57,16 +46,10 @@ def traced_once(
 def scanned(
     call: Call, x: Stream, block: Any, layers: Sequence[Any], dtype: str, own: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
-    """As `in_turn`, by a loop over the stacked parameters of blocks of one shape.
+    """As `in_turn`, by a loop over the stacked parameters of blocks of one shape; `block` is one without a parent.
 
     Matrices of attention and MLPs are cast to the dtype of their products before they are stacked: on a mesh those of
     a layer are then gathered in that dtype, in its turn of the loop.
-
-    Args:
-      call, x, own: as of `in_turn`.
-      block: a block without a parent.
-      layers: parameters of each block.
-      dtype: dtype of the products.
     """
 
     def stack(path: tuple[Any, ...], *leaves: Array) -> Array:

@@ -115,11 +115,7 @@ def choose(
 ) -> Bool[Array, "B T"]:
     """In each block some of the positions `still`, any as likely as another, or all where there are too few.
 
-    Args:
-      key: random key; the same key gives the same draws.
-      still: what may be chosen.
-      blocks: as in `BlockNoise.draw`.
-      counts: how many; one of these is drawn for each block.
+    How many is one of `counts`, drawn for each block.
     """
     of_order, of_count = jax.random.split(key)
     rank = _ranks(jax.random.uniform(of_order, still.shape), still, blocks)

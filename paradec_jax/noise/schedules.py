@@ -195,12 +195,7 @@ def hide(
 ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
     """A text with the mask over tokens whose `uniform < probability`, and which of its tokens are hidden.
 
-    Args:
-      tokens: the text.
-      uniforms: a number in [0, 1) for each token.
-      probability: probability of each row.
-      mask: the mask's id.
-      where: tokens that may be hidden; all when None.
+    Only tokens `where` may be; all when None.
     """
     hidden = uniforms < probability[:, None]
     if where is not None:

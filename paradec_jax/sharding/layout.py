@@ -52,13 +52,7 @@ def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) 
     """Where the arrays of a tree lie that holds trees like the parameters': a state, an optimizer's, an average.
 
     An array lies as the parameter whose path ends its own and whose shape it has; every other one lies whole on every
-    device (counts, the key, statistics of other shapes).
-
-    Args:
-      tree: arrays, or shapes of them.
-      params: the parameters, or shapes of them.
-      placed: where they lie, from `shardings`.
-      mesh: the mesh.
+    device (counts, the key, statistics of other shapes). `placed` says where the parameters lie, from `shardings`.
     """
     of_params = zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(placed), strict=True)
     known = {(_parts(path), tuple(leaf.shape)): where for (path, leaf), where in of_params}

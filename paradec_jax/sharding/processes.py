@@ -42,10 +42,6 @@ def put(tree: PyTree, where: PyTree) -> PyTree:
     """As `jax.device_put(tree, where)`, but over processes nothing is sent: each gives what its devices hold.
 
     What a process has on its host or on its own devices must therefore be the same on all.
-
-    Args:
-      tree: arrays.
-      where: a sharding for each of them.
     """
     return jax.tree.map(_put, tree, where)
 

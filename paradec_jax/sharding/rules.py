@@ -41,13 +41,7 @@ Sizes = Mapping[str, int]
 
 
 def assign(names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes) -> tuple[P, tuple[str, ...]]:
-    """Where a parameter lies, and which rules it could not follow because they do not divide its axes.
-
-    Args:
-      names: of its logical axes.
-      shape: of it.
-      sizes: of the axes of the mesh.
-    """
+    """Where a parameter of such axes lies, and which rules it could not follow as they do not divide its axes."""
     taken: list[tuple[str, ...]] = [()] * len(names)
     missed = []
     for name, axis in RULES:
@@ -107,12 +101,8 @@ def gathered(weight: Any, dtype: Any, *names: str) -> Any:
     """A matrix that lies over fsdp, cast to the narrower dtype of its products and only then gathered.
 
     Between devices it moves in that dtype, and so does its gradient, which each device gets its part of. Does nothing
-    to a matrix that is as narrow, and where nothing is traced for a mesh with an axis `fsdp`.
-
-    Args:
-      weight: the matrix, whole or split over `tensor` afterwards.
-      dtype: of the products.
-      names: of its logical axes.
+    to a matrix that is as narrow, and where nothing is traced for a mesh with an axis `fsdp`. Afterwards the matrix
+    is whole or split over `tensor`.
     """
     sizes, dtype = sizes_in_force(), jnp.dtype(dtype)
     narrow = dtype.itemsize < weight.dtype.itemsize

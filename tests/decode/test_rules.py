@@ -10,7 +10,6 @@ from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.race import race
-from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.subs import RULED_OUT, subs, without_mask
 
 SCORES = jnp.array([[0.9, 0.4, 0.8, 0.8, 0.7], [0.2, 0.3, 0.1, 0.3, 0.0], [0.5] * 5])
@@ -24,8 +23,8 @@ def drawn(chosen) -> list[str]:
 @pytest.mark.parametrize(
     ("chosen", "want"),
     [
-        (lambda: reveal.quota(SCORES, OPEN, 2), ["..xx.", ".x.x.", "....."]),
-        (lambda: reveal.quota(SCORES, OPEN, jnp.array([0, 9, 1])), [".....", "xxxxx", "....."]),
+        (lambda: select.top(SCORES, OPEN, 2), ["..xx.", ".x.x.", "....."]),
+        (lambda: select.top(SCORES, OPEN, jnp.array([0, 9, 1])), [".....", "xxxxx", "....."]),
         (lambda: reveal.threshold(SCORES, OPEN, 0.8), ["..xx.", ".x...", "....."]),
         (lambda: reveal.threshold(SCORES, OPEN, 0.8, strict=True), ["..x..", ".x...", "....."]),
         (lambda: reveal.threshold(SCORES, OPEN, 0.95), ["..x..", ".x...", "....."]),
@@ -35,17 +34,16 @@ def drawn(chosen) -> list[str]:
         ),
         (lambda: reveal.factor(SCORES, OPEN, 0.6), ["..xx.", ".x...", "....."]),
         (lambda: reveal.factor(SCORES, OPEN, 1.0), ["..xx.", ".x...", "....."]),
-        (lambda: reveal.factor(SCORES, OPEN, 1.0, last_is_free=True), ["..xx.", ".x...", "....."]),
         (lambda: reveal.factor(SCORES, OPEN, 1.2), ["..xxx", ".x...", "....."]),
         (lambda: reveal.factor(SCORES, OPEN, 4.0), [".xxxx", "xx.x.", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 0.5), [".x...", "x.x.x", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 1.2), [".x..x", "xxxxx", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 2.0), [".xx.x", "xxxxx", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 0.0), [".x...", "....x", "....."]),
-        (lambda: reveal.in_order(OPEN), [".x...", "x....", "....."]),
-        (lambda: reveal.in_order(OPEN, jnp.array([3, 0, 1])), [".xxx.", ".....", "....."]),
+        (lambda: select.first(OPEN, 1), [".x...", "x....", "....."]),
+        (lambda: select.first(OPEN, jnp.array([3, 0, 1])), [".xxx.", ".....", "....."]),
         (lambda: select.leading(OPEN), [".....", "xxxxx", "....."]),
-        (lambda: reveal.quota(SCORES, reveal.threshold(SCORES, OPEN, 0.3), 1), ["..x..", ".x...", "....."]),
+        (lambda: select.top(SCORES, reveal.threshold(SCORES, OPEN, 0.3), 1), ["..x..", ".x...", "....."]),
     ],
 )
 def test_rules_choose_what_their_drawings_say(chosen, want):
@@ -68,26 +66,25 @@ POOR = {
 def test_every_rule_reveals_something_whatever_the_scores_are(name):
     scores, none = jnp.array(POOR[name]), jnp.zeros_like(RUNNING)
     rules = {
-        "quota": lambda s, o: reveal.quota(s, o, 1),
+        "quota": lambda s, o: select.top(s, o, 1),
         "threshold": lambda s, o: reveal.threshold(s, o, 2.0),
         "strict": lambda s, o: reveal.threshold(s, o, 2.0, strict=True),
         "factor": lambda s, o: reveal.factor(s, o, 0.5),
-        "free": lambda s, o: reveal.factor(s, o, 0.5, last_is_free=True),
         "entropy": lambda s, o: reveal.entropy_budget(s, o, 0.1),
-        "order": lambda s, o: reveal.in_order(o),
+        "order": lambda s, o: select.first(o, 1),
     }
     for rule, choose in rules.items():
         chosen = choose(scores, RUNNING)
         assert chosen.any(axis=1).all() and not (chosen & ~RUNNING).any(), rule
         assert not choose(scores, none).any(), rule
-    assert reveal.quota(scores, RUNNING, 9).tolist() == RUNNING.tolist()
+    assert select.top(scores, RUNNING, 9).tolist() == RUNNING.tolist()
 
 
 def test_nan_is_the_least_sure_score():
     scores = jnp.array(POOR["mixed"])
-    assert drawn(reveal.quota(scores, RUNNING, 1)) == ["....x", ".x..."]
-    assert drawn(reveal.quota(scores, RUNNING, 2)) == ["..x.x", "xx..."]
-    assert drawn(reveal.quota(scores, RUNNING, 3)) == [".xx.x", "xxx.."]
+    assert drawn(select.top(scores, RUNNING, 1)) == ["....x", ".x..."]
+    assert drawn(select.top(scores, RUNNING, 2)) == ["..x.x", "xx..."]
+    assert drawn(select.top(scores, RUNNING, 3)) == [".xx.x", "xxx.."]
     assert drawn(reveal.threshold(scores, RUNNING, -INF)) == ["..x.x", ".x..."]
 
 
@@ -107,14 +104,6 @@ def test_released_programs_of_masked_diffusion_end_with_no_mask(value):
     assert (race(weights, uniforms) != 0).all()
 
 
-def test_a_factor_run_that_stops_at_the_last_open_position_takes_it_along():
-    """As released: two open positions are always revealed together."""
-    scores, open_ = jnp.array([[0.9, 0.6, 0.3, 0.5]]), jnp.array([[True, True, False, False]])
-    assert drawn(reveal.factor(scores, open_, 1.0)) == ["x..."]
-    assert drawn(reveal.factor(scores, open_, 1.0, last_is_free=True)) == ["xx.."]
-    assert drawn(reveal.factor(scores, open_.at[0, 3].set(True), 1.0, last_is_free=True)) == ["x..."]
-
-
 @pytest.mark.parametrize(("total", "calls"), [(8, 3), (2, 4), (6, 6), (24, 5)])
 def test_shares_of_calls(total, calls):
     counts = [int(reveal.share(jnp.array([total]), calls, call)[0]) for call in range(calls)]
@@ -127,17 +116,6 @@ def test_a_time_grid_truncates_and_its_last_call_reveals_the_rest():
         counts.append(int(time_grid(jnp.array([left]), call, 6)[0]))
         left -= counts[-1]
     assert counts == [0, 1, 1, 1, 1, 2]
-
-
-def test_random_scores_belong_to_rows_and_positions():
-    keys = jax.vmap(jax.random.key)(jnp.arange(2))
-    positions = jnp.arange(6)[None] + jnp.array([[0], [2]])
-    scores = score.random(fold(keys, Purpose.TOKEN, positions))
-    assert (
-        scores.shape == (2, 6) and len(np.unique(scores)) == 12 and (scores >= 0).all() and (scores < 1).all()
-    )
-    later = score.random(fold(keys[:1], Purpose.TOKEN, positions[:1] + 2))
-    np.testing.assert_array_equal(later[:, :4], scores[:1, 2:])
 
 
 def test_the_best_come_first_and_the_lower_index_wins_a_tie():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, SamplingKnobs, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
@@ -25,12 +25,7 @@ from paradec_jax.decode.rules.windows import window, write_after_read
 class RevealKnobs(SamplingKnobs):
     """Sampling, and `threshold`, the confidence from which a position is revealed."""
 
-    threshold: Float[Array, ""] | float = 0.9
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range."""
-        SamplingKnobs.check(self)
-        check_range(self.threshold, "threshold", lambda x: x >= 0, "at least 0")
+    threshold: Float[Array, ""] | float = knob(0.9, NOT_NEGATIVE)
 
 
 @jax.tree_util.register_dataclass

@@ -13,9 +13,9 @@ from stubs import StubNetwork, tiny_network, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from paradec_jax import decode
+from paradec_jax.decode.machine.knobs import at_age
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefrontState, SoftWaveInfo
 from paradec_jax.decode.rules import score
-from paradec_jax.decode.rules.by_age import at_age
 from paradec_jax.decode.rules.relaxation import relaxed
 
 SIZE, BUDGET, STEPS = 16, 9, 6

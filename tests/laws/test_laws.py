@@ -36,7 +36,7 @@ from experiments import decoders as outside
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import unneeded, words_of
+from paradec_jax.decode.machine.knobs import alternatives, unneeded
 
 
 def test_every_decoder_has_a_row():
@@ -164,9 +164,10 @@ def test_knobs_and_equal_decoders_share_a_program(name):
                 continue
             whole = int in (field.type, *typing.get_args(field.type))
             changed = (row.knobs.get(field.name, field.default) or 1) + 1 if whole else 0.5
-            words = words_of(row.kind.Knobs, field.name)
+            options = alternatives(row.kind.Knobs)[field.name]
+            words = next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
             values = list(words or (changed, *spelled(1, WHOLE if whole else ANY)))
-            values += [None] * ("unset" in field.metadata)
+            values += [None] * (type(None) in options)
             for value in values:
                 knobs = row.values(**{field.name: value})
                 decode.run(row.decoder(row.network()), params, request, knobs, max_steps=1)

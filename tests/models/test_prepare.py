@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.decode import Prefix, Prepared
+from paradec_jax.decode.machine.network import Prefix, Prepared
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.nn import backend
 from paradec_jax.nn.products import dense

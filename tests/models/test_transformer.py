@@ -12,7 +12,7 @@ from reading import positions_of, read
 
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec, TransformerConfig
-from paradec_jax.decode import CachedNetwork, Prefix
+from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.families import network_of, parameter_shapes
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.nn import masks

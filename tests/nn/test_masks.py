@@ -34,7 +34,6 @@ def test_masks_of_blocks_are_as_drawn():
     assert drawn(first) == [". . . . .", ". . . . .", "x x . . .", "x x . . .", "x x x x ."]
     assert drawn(second) == [". . . . .", "x . . . .", "x . . . .", "x x x . .", "x x x . ."]
     assert drawn(masks.sliding(POSITIONS, 3)[1]) == ["x x x x x"] * 3 + [". x x x x", ". . x x x"]
-    assert drawn(masks.candidates(2, 2)) == ["x x . .", "x x . .", ". . x x", ". . x x"]
 
 
 def test_blocks_of_another_length_in_each_row():

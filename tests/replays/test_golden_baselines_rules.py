@@ -15,7 +15,7 @@ from recorded import GOLDEN, arrays_in
 
 from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.rules import reveal, score
+from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 FOLDER = GOLDEN / "baselines"
@@ -132,20 +132,27 @@ def test_calls_reveal_what_llada_and_fast_dllm_reveal(part, name):
         if threshold is not None:
             return reveal.threshold(scores, open_, threshold)
         if factor is not None:
-            return reveal.factor(scores, open_, factor, last_is_free=True)
+            chosen = reveal.factor(scores, open_, factor)
+            # As released, a run that stops at the last open position takes it along.
+            one_left = (open_ & ~chosen).sum(axis=1, keepdims=True) == 1
+            return chosen | (open_ & one_left)
         first = arrays["tokens"][block.index(block[call])]
         count = (first[:, end - length : end] == mask).sum(axis=1)
-        return reveal.quota(scores, open_, reveal.share(jnp.asarray(count), per_block, number[call]))
+        return select.top(scores, open_, reveal.share(jnp.asarray(count), per_block, number[call]))
 
     check(arrays, mask, rule)
     settings.all_read()
+
+
+def negative_entropy(logits):
+    return -score.entropy(logits)
 
 
 SCORES = {
     "maskgit_plus": score.probability,
     "origin": score.probability,
     "topk_margin": score.margin,
-    "entropy": score.negative_entropy,
+    "entropy": negative_entropy,
 }
 
 
@@ -168,7 +175,7 @@ def test_calls_reveal_what_dream_reveals(part, name):
 
     def rule(call, scores, masked, tokens):
         count = jnp.full(len(masked), masked.sum() // len(masked))  # one number for all rows of a batch
-        return reveal.quota(scores, jnp.asarray(masked), time_grid(count, call, calls, eps))
+        return select.top(scores, jnp.asarray(masked), time_grid(count, call, calls, eps))
 
     if settings["alg_temp"] is None and settings["alg"] != "origin":
         check(arrays, mask, rule)
@@ -187,10 +194,10 @@ def test_scores_are_those_of_dreams_sampler():
     cases = {
         "plain": (score.probability, logits),
         "margin": (score.margin, logits),
-        "negent": (score.negative_entropy, logits),
+        "negent": (negative_entropy, logits),
         "topp0p8": (score.probability, filtered(top_p=0.8)),
         "topk5": (score.probability, filtered(top_k=5)),
-        "topp0p7_topk4_negent": (score.negative_entropy, filtered(top_p=0.7, top_k=4)),
+        "topp0p7_topk4_negent": (negative_entropy, filtered(top_p=0.7, top_k=4)),
     }
     for name, (rule, shaped) in cases.items():
         atol = 5e-4 if name.endswith("negent") else 1e-4

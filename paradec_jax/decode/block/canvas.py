@@ -128,7 +128,6 @@ def read_prompt(
     """Reads the whole blocks that each row is given in one call, and commits nothing.
 
     Args:
-      decoder, params: decoder with a network, and the network's parameters.
       canvas: fresh canvas.
       given: positions of the request, P.
       opens: read each row's open block along with them. Otherwise a row without a whole block calls nothing.
@@ -174,7 +173,6 @@ def read_block(
     The call has the wide window only where a running row needs it. The canvas is then at the open block.
 
     Args:
-      decoder, params: decoder with a network, and the network's parameters.
       canvas: canvas before the call, which begins at `cached`.
       fuse: read the block after a clean one along with it.
       vectors: what is read in place of the canvas's tokens, [B, S, D].

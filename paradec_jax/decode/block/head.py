@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh
 from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs
 from paradec_jax.decode.machine.candidates import Shape, on_smallest, unless_idle
-from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
+from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
@@ -44,14 +44,8 @@ class HeadKnobs(DenoisingKnobs):
       enough: number of positions that the network's own choice must reveal to leave out the head; None never does.
     """
 
-    head_threshold: Float[Array, ""] | float | None = knob(None, unset=0.0)
-    enough: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.head_threshold, "head_threshold", lambda x: x >= 0, "at least 0")
-        check_range(self.enough, "enough", lambda x: x >= 1, "at least 1")
+    head_threshold: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=0.0)
+    enough: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED)
 
     def asks(self, revealed: Bool[Array, "B W"]) -> Bool[Array, "B"]:
         """Rows in which the network revealed too little to do without the head."""

@@ -10,15 +10,8 @@ from jaxtyping import Array, Float
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.head import (
-    ZERO,
-    HeadCanvas,
-    HeadDecoder,
-    HeadKnobs,
-    ask_head,
-    fresh_with_head,
-)
-from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.block.head import ZERO, HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
 
 HEAD_RULES = ("static", "dynamic")
@@ -34,12 +27,7 @@ class ResidualKnobs(HeadKnobs):
       scale: factor of the residual; None is 1.
     """
 
-    scale: Float[Array, ""] | float | None = knob(None, unset=1.0, needs=("heads", 1))
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.scale, "scale", lambda x: x >= 0, "at least 0")
+    scale: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=("heads", 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, ask_head, fresh_with_head
 from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
-from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score, select
 
@@ -28,42 +29,25 @@ class VetoKnobs(DenoisingKnobs):
       delta: the most, where `judge` is "change"; None is 1.
     """
 
-    delta: Float[Array, ""] | float | None = knob(None, unset=DELTA, needs=("judge", ("change",)))
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.delta, "delta", lambda x: x >= 0, "at least 0")
+    delta: Float[Array, ""] | float | None = knob(
+        None, NOT_NEGATIVE, unset=DELTA, needs=("judge", ("change",))
+    )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Vetoed:
-    """What a call proposed in a block of each row, and what was left of it.
+class Vetoed(Denoised):
+    """What a call proposed in a block of each row, and what was left of it; scores are those before the head's call.
 
     Attributes:
-      at: the block's first position, [B].
-      step: steps done in it before, [B].
       proposed: positions that the rule chose, [B, W].
-      where: those that were revealed, [B, W].
-      tokens: what stands at every position, [B, W].
-      scores: their confidences before the head was asked, [B, W].
       gate: what the head's judgement went by, [B, W]; it counts where `asked`.
       asked: rows of which the head judged a proposal, [B].
-      reads: whether the call read a block with masks at all, [B].
-      stored: whether it stored the block before, [B].
     """
 
-    at: Int[Array, "B"]
-    step: Int[Array, "B"]
     proposed: Bool[Array, "B W"]
-    where: Bool[Array, "B W"]
-    tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"]
     gate: Float[Array, "B W"]
     asked: Bool[Array, "B"]
-    reads: Bool[Array, "B"]
-    stored: Bool[Array, "B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +104,11 @@ def judged(
     network, start, step, judge = decoder.network, state.cached, state.step, decoder.judge
     logits = network.logits(params["network"], state.aligned(call.hidden))
     choice = decoder.choose(logits, state.masked(call.reads), start, step, state.rows, knobs)
+    info = Denoised.of(state, call, choice)
     state = state.store(network, call, choice.tokens)
 
     asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
-    sure = select.above(choice.scores, choice.where, threshold_at(step, knobs))
+    sure = choice.where & (choice.scores > threshold_at(step, knobs))
     if judge == "confidence":  # of those that were not above tau before, none falls
         asked &= jnp.any(sure, axis=1)
         state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
@@ -132,7 +117,7 @@ def judged(
     corrected = network.logits(params["network"], state.aligned(call.hidden + residual))
     if judge == "confidence":
         gate = score.probability(decoder.shaped(corrected, knobs), choice.tokens)
-        kept = select.above(gate, sure, threshold_at(step, knobs))
+        kept = sure & (gate > threshold_at(step, knobs))
         stays, best = kept | (choice.where & ~sure), gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
@@ -140,17 +125,5 @@ def judged(
         stays, best = choice.where & (gate <= (DELTA if knobs.delta is None else knobs.delta)), -gate
     one = select.top(best, choice.where, 1) & ~jnp.any(stays, axis=1, keepdims=True)
     where = jnp.where(asked[:, None], stays | one, choice.where)
-
-    info = Vetoed(
-        at=start,
-        step=step,
-        proposed=choice.where,
-        where=where,
-        tokens=choice.tokens,
-        scores=choice.scores,
-        gate=gate,
-        asked=asked,
-        reads=call.reads,
-        stored=call.stored,
-    )
-    return state.with_choice(dataclasses.replace(choice, where=where)), info
+    new = {"where": where, "proposed": choice.where, "gate": gate, "asked": asked}
+    return state.with_choice(dataclasses.replace(choice, where=where)), Vetoed(**(vars(info) | new))

@@ -24,10 +24,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.knobs import (
+    COUNT,
+    NOT_NEGATIVE,
+    UNLIMITED,
+    SamplingKnobs,
+    Scheduled,
+    at_age,
+    check_range,
+    knob,
+)
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules import reveal, score
-from paradec_jax.decode.rules.by_age import Scheduled, at_age
+from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.subs import without_mask
 
@@ -51,17 +59,16 @@ class DenoisingKnobs(SamplingKnobs):
       factor: f; None is 1.
     """
 
-    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("rule", QUOTAS))
-    threshold: Scheduled | None = knob(None, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold")))
-    entropy: Float[Array, ""] | float | None = knob(None, unset=GAMMA, needs=("rule", ("entropy",)))
-    factor: Float[Array, ""] | float | None = knob(None, unset=FACTOR, needs=("rule", ("factor",)))
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.steps, "steps", lambda x: x >= 1, "at least 1")
-        for name in ("threshold", "entropy", "factor"):
-            check_range(getattr(self, name), name, lambda x: x >= 0, "at least 0")
+    steps: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
+    threshold: Scheduled | None = knob(
+        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
+    )
+    entropy: Float[Array, ""] | float | None = knob(
+        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",))
+    )
+    factor: Float[Array, ""] | float | None = knob(
+        None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",))
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -170,12 +177,13 @@ class RuledDecoder(DecoderBase):
         else:
             count = quota(masked.shape[1] if block is None else block, step, knobs)
             if rule == "sequential":
-                where = reveal.in_order(masked, count)
+                where = select.first(masked, count)
             elif rule == "random":
-                order = score.random(fold(rows.keys, Purpose.REVEAL, positions, step))
-                where = reveal.quota(order, masked, count)
+                keys = fold(rows.keys, Purpose.REVEAL, positions, step)
+                order = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+                where = select.top(order, masked, count)
             else:
-                where = reveal.quota(scores, masked, count)
+                where = select.top(scores, masked, count)
             if rule == "dynamic":
                 where |= reveal.threshold(scores, masked, threshold_at(step, knobs), strict=True, best=False)
         return Choice(where, tokens, scores, self.scores(likely, tokens))

@@ -33,14 +33,8 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import (
-    BlockDecoder,
-    Choice,
-    DenoisingKnobs,
-    quota,
-    threshold_at,
-)
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs, quota, threshold_at
+from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.rules import select
@@ -61,14 +55,8 @@ class SoftBlockKnobs(DenoisingKnobs):
       gate_temperature: width of the gate, in units of log doubt, above 0.
     """
 
-    token_temperature: Float[Array, ""] | float = 1.0
-    gate_temperature: Float[Array, ""] | float = 0.5
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        for name in ("token_temperature", "gate_temperature"):
-            check_range(getattr(self, name), name, lambda x: x > 0, "above 0")
-        super().check()
+    token_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
 
 
 @jax.tree_util.register_dataclass

@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.machine.candidates import Reading, Sizes, distinct, forward_candidates, of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.knobs import SHARE, SamplingKnobs, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
@@ -49,12 +49,7 @@ class JacobiKnobs(SamplingKnobs):
         all blocks are in flight from the start. None is 0.5 (the paper: 0.85), and the only choice with one block.
     """
 
-    spawn: Float[Array, ""] | float | None = knob(None, unset=0.5, needs=("blocks", 2))
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.spawn, "spawn", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+    spawn: Float[Array, ""] | float | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
 
 
 @jax.tree_util.register_dataclass

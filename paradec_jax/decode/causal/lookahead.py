@@ -203,7 +203,7 @@ class Lookahead(DecoderBase):
         """One call: iterates the window, verifies guesses, commits the longest one that is right."""
         rows, at, levels, length = state.rows, state.cached, state.levels, self.level - 1
         # Guesses: the n-grams of the pool that begin with the newest token, once the window is full.
-        guesses = look_up(state.pool, rows.newest[0][:, 0])
+        guesses = jax.vmap(lambda lists, token: lists[token])(state.pool, rows.newest[0][:, 0])
         guesses = jnp.where(levels.full[:, None, None], guesses, -1)
         count = jnp.sum(guesses[..., 0] >= 0, axis=1)
 
@@ -291,27 +291,14 @@ def in_place(x: Shaped[Array, "B slots"], shape: tuple[int, ...]) -> Shaped[Arra
 # The pool
 
 
-def look_up(pool: Int[Array, "B V G m"], tokens: Int[Array, "B"]) -> Int[Array, "B G m"]:
-    """The continuations of one token a row."""
-    return jax.vmap(lambda lists, token: lists[token])(pool, tokens)
-
-
+@jax.vmap
 def insert(
-    pool: Int[Array, "B V G m"], ngrams: Int[Array, "B M n"], valid: Bool[Array, "B M"]
-) -> Int[Array, "B V G m"]:
-    """Inserts n-grams one after the other; one that is there already becomes the most recently used.
-
-    Args:
-      pool: the pool.
-      ngrams: n-grams in the order of their use, n = m + 1.
-      valid: which of them count.
-    """
-    return jax.vmap(_insert)(pool, ngrams, valid)
-
-
-def _insert(
     lists: Int[Array, "V G m"], ngrams: Int[Array, "M n"], valid: Bool[Array, "M"]
 ) -> Int[Array, "V G m"]:
+    """Inserts n-grams, n = m + 1, in the order of their use into the pool of each row, those that are valid.
+
+    One that is there already becomes the most recently used.
+    """
     vocab, places = lists.shape[:2]
     keys, new = ngrams[:, 0], ngrams[:, 1:]
     alike = (keys[:, None] == keys) & valid[:, None] & valid
@@ -352,14 +339,8 @@ def read_on(
 ) -> tuple[Int[Array, "B V G m"], Int[Array, "B m"] | None]:
     """Inserts the n-grams that end in the first `count` of some new tokens of a text.
 
-    Args:
-      pool: the pool.
-      recent: the newest m = n - 1 tokens of what the pool has read of the text; None where it reads none.
-      tokens: tokens that follow in the text.
-      count: how many of them count.
-
-    Returns:
-      The pool, and the newest m tokens after these.
+    `recent` are the newest m = n - 1 tokens of what the pool has read of the text, and are returned as they are after
+    these; None where it reads none.
     """
     if recent is None:
         return pool, None

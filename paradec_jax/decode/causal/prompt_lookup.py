@@ -180,11 +180,6 @@ def commit_right(
 ) -> tuple[Rows, Int[Array, "B W"], Int[Array, "B"]]:
     """Commits the network's choices up to the first that differs from the draft, that one included.
 
-    Args:
-      rows: rows before the commit.
-      predicted: what was `read` for one candidate.
-      draft, drafted: tokens after the newest one, and how many of them count.
-
     Returns:
       Rows, the choices at all W = K + 1 positions, and how many drafted tokens were right.
     """

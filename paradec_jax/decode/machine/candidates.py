@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.rules.windows import where_rows
+from paradec_jax.decode.rules.windows import pad_slots, where_rows
 from paradec_jax.nn import masks
 
 Shape = tuple[int, int]  # candidates and the tokens of each
@@ -160,7 +160,7 @@ def forward_candidates(
         hidden = out.hidden[:, : count * width].reshape(batch, count, width, -1)
         outputs, chosen, kept = read(hidden)
         there, held, kv = (count, most, out.kv) if chosen is None else (1, 1, out.kv)
-        outputs = jax.tree.map(lambda x: place(x, held, widest), outputs)
+        outputs = jax.tree.map(lambda x: pad_slots(x, held, widest), outputs)
         if following is None:
             if chosen is not None and there < count:
                 kv = network.pick(kv, chosen * width, width)
@@ -187,9 +187,12 @@ def _mask(
     """What candidates, and a block after the `carrier`, see of one another; None where the network's rule says it."""
     if count == 1 and network.block in (None, width):
         return None
+    if carrier is not None:
+        return masks.carried(count, width, carrier)
+    slots = jnp.arange(count * width)[None]
     if network.visibility == "causal":
-        return masks.side_by_side(count, width)
-    return masks.candidates(count, width) if carrier is None else masks.carried(count, width, carrier)
+        return masks.segments(slots // width)[0]
+    return masks.block_diagonal(slots, width)[0]
 
 
 def _rounded(needed: Int[Array, "B"], compiled: Sequence[int]) -> Int[Array, "B"]:
@@ -245,12 +248,6 @@ def on_smallest(
     most, widest = (jnp.max(jnp.where(running, x, 1)) for x in (count, width))
     holds = jnp.stack([(most <= r) & (widest <= w) for r, w in shapes])
     return lax.switch(jnp.argmax(holds), [functools.partial(call, shape) for shape in shapes])
-
-
-def place(x: Shaped[Array, "B r w *rest"], count: int, width: int) -> Shaped[Array, "B R W *rest"]:
-    """What belongs to a few short candidates among `count` of `width`, zeros elsewhere."""
-    extra = [(0, count - x.shape[1]), (0, width - x.shape[2])]
-    return jnp.pad(x, [(0, 0), *extra, *[(0, 0)] * (x.ndim - 3)])
 
 
 def unless_idle(

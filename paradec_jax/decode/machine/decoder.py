@@ -259,10 +259,8 @@ class DecoderBase(abc.ABC):
         """
         network = self.network if network is None else network
         rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
-        count, insert = (
-            ahead.shape[1],
-            jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,))),
-        )
+        count = ahead.shape[1]
+        insert = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
         positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
         out = network.forward(params, fed, positions, Prefix(cache, None))

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import inspect
 import typing
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +16,34 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.sampling import TINY
 
 UNLIMITED = np.iinfo(np.int32).max
+Scheduled = Float[Array, "..."] | float  # a number, or a schedule [K] of one for each age
 
 
-def knob(default: Any, unset: Any = None, needs: tuple[str, Any] | None = None) -> Any:
-    """A knob that may be None.
+class Range(NamedTuple):
+    """What the numbers of a knob may be, as a function of them and in words."""
+
+    holds: Callable[[Any], Any]
+    words: str
+
+
+NOT_NEGATIVE = Range(lambda x: x >= 0, "at least 0")
+POSITIVE = Range(lambda x: x > 0, "above 0")
+COUNT = Range(lambda x: x >= 1, "at least 1")
+SHARE = Range(lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+
+
+def knob(
+    default: Any, allowed: Range | None = None, *, unset: Any = None, needs: tuple[str, Any] | None = None
+) -> Any:
+    """A knob with a range, or one that may be None.
 
     Args:
       default: its value where the caller says nothing.
+      allowed: what its numbers may be; any when None.
       unset: what stands for None in the compiled program, a number or a function of the decoder.
       needs: a field of the decoder, and its least value or the values with which the knob means something.
     """
-    return dataclasses.field(default=default, metadata={"unset": unset, "needs": needs})
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "unset": unset, "needs": needs})
 
 
 @jax.tree_util.register_dataclass
@@ -40,17 +58,27 @@ class SamplingKnobs:
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
     """
 
-    temperature: Float[Array, ""] | float = 0.0
-    top_k: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
-    top_p: Float[Array, ""] | float = 1.0
-    min_p: Float[Array, ""] | float = 0.0
+    temperature: Float[Array, ""] | float = knob(0.0, NOT_NEGATIVE)
+    top_k: Int[Array, ""] | int | None = knob(
+        None, Range(COUNT.holds, "at least 1 (None keeps all tokens)"), unset=UNLIMITED
+    )
+    top_p: Float[Array, ""] | float = knob(1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1"))
+    min_p: Float[Array, ""] | float = knob(0.0, SHARE)
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
-        check_range(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
-        check_range(self.top_k, "top_k", lambda x: x >= 1, "at least 1 (None keeps all tokens)")
-        check_range(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
-        check_range(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+        for field in dataclasses.fields(self):
+            if allowed := field.metadata.get("allowed"):
+                check_range(getattr(self, field.name), field.name, *allowed)
+
+
+def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
+    """`knob[min(age, K - 1)]` of a schedule [K], of the shape of `age`; a number stays that number at every age.
+
+    The age is the number of steps that a position, or its block, has done.
+    """
+    knob = jnp.asarray(knob)
+    return knob if knob.ndim == 0 else knob[jnp.minimum(age, knob.shape[0] - 1)]
 
 
 def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
@@ -72,12 +100,6 @@ def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
     for base in reversed(kind.__mro__):
         hints |= inspect.get_annotations(base, eval_str=True)
     return {f.name: typing.get_args(hints[f.name]) or (hints[f.name],) for f in dataclasses.fields(kind)}
-
-
-def words_of(kind: type, name: str) -> tuple[str, ...]:
-    """Words that may stand for the numbers 0, 1, .. of a knob."""
-    options = alternatives(kind)[name]
-    return next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
 
 
 def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
@@ -117,14 +139,16 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
 
 def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
     """A field's value as an array of the dtype that it has in a program; None as it is."""
-    name, optional = field.name, "unset" in field.metadata
-    options, words = alternatives(kind)[name], words_of(kind, name)
+    name = field.name
+    options = alternatives(kind)[name]
+    optional = type(None) in options
+    # Words may stand for the numbers 0, 1, ..
+    words = next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
     if value is None and optional:
         return None
     if isinstance(value, str) and words:
-        return np.asarray(
-            words.index(value) if value in words else 0, np.int32
-        )  # the class refuses other words
+        # The class refuses other words.
+        return np.asarray(words.index(value) if value in words else 0, np.int32)
     try:
         given = value if isinstance(value, jax.Array) else np.asarray(value)
     except ValueError:  # a list of lists of unequal lengths
@@ -134,11 +158,8 @@ def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
     wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     dtype = np.dtype(np.int32 if whole else np.float64 if wide and given.dtype == np.float64 else np.float32)
     kinds = (jnp.integer,) if whole else (jnp.floating, jnp.integer, jnp.bool_)
-    right, traced = (
-        any(jnp.issubdtype(given.dtype, kind) for kind in kinds),
-        isinstance(value, jax.core.Tracer),
-    )
-    if right and not traced:
+    right = any(jnp.issubdtype(given.dtype, kind) for kind in kinds)
+    if right and not isinstance(value, jax.core.Tracer):
         exact = np.asarray(given)
         with np.errstate(over="ignore"):
             cast = exact.astype(dtype)

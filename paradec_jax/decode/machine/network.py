@@ -64,6 +64,10 @@ class Network(Protocol):
 
     `counters` names what a call costs beside the call itself and the positions it computes. `visibility` ("causal",
     "full" or "block") and `block`, the block length where it is "block", are facts of the checkpoint.
+
+    `forward` reads parameters that are raw or prepared, a window's tokens or a vector in the place of each, and their
+    absolute positions. The window sees of the cache what the prefix says, and of itself what the mask says, or else
+    the network's visibility.
     """
 
     @property

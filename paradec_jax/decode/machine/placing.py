@@ -43,11 +43,7 @@ def placed(tree: Any, batch: int | None = None) -> Any:
     """Constrains a request or a state: keys and values by rows and heads, what has a leading axis of rows by rows.
 
     Everything else lies whole on every device, so that a state has one place before and after every call. Does
-    nothing where the program is traced for no mesh.
-
-    Args:
-      tree: a request, or a state with `rows`.
-      batch: B; of the state's rows when None.
+    nothing where the program is traced for no mesh. `batch` is B, that of a state's `rows` when None.
     """
     if not sizes_in_force():
         return tree

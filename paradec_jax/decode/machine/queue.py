@@ -122,9 +122,8 @@ def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
 
 def _admit(axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]) -> Any:
     """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
-    padding = 2 ** (len(fresh) - 1).bit_length() - len(
-        fresh
-    )  # the last prompt again, written to the same row
+    # The last prompt fills the batch up, written to the same row again.
+    padding = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
     fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
     return _place(axes, state, start(fresh), np.asarray(places, np.int32))

@@ -82,13 +82,7 @@ class Rows:
         return generated(self.length, self.prompt_lengths, self.fixed)
 
     def spend(self, counts: Counts, positions: Array | int, calls: Array | int = 1) -> "Rows":
-        """Adds to the counts of the rows that are running.
-
-        Args:
-          counts: declared counters, as `Forward.counts` has them.
-          positions: real positions that were computed for each row.
-          calls: calls of the network.
-        """
+        """Adds calls, the real positions that they computed, and `Forward.counts`, to counts of rows that run."""
         running = ~self.done
         spent = {NETWORK_CALLS: calls, POSITIONS: positions, **counts}
         added = {name: self.counts[name] + running * amount for name, amount in spent.items()}

@@ -29,11 +29,7 @@ def given_offsets(
 ) -> Float[Array, "B S D"]:
     """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read where it is given.
 
-    Args:
-      name: name of the decoder, for the error.
-      request: as for `init`.
-      table: the vector of each token.
-      final: positions whose tokens are given.
+    Given tokens are those at `final` positions.
 
     Raises:
       ValueError: recorded numbers, which a soft decoder has no use for.

@@ -17,17 +17,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_sizes, check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.decode.rules import partition, reveal, score
+from paradec_jax.decode.rules import partition, score, select
 from paradec_jax.decode.rules.subs import without_mask
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "confidence": score.probability,
     "margin": lambda logits, tokens: score.margin(logits),
-    "entropy": lambda logits, tokens: score.negative_entropy(logits),
+    "entropy": lambda logits, tokens: -score.entropy(logits),
 }
 GROUPED = ("random", *SCORES)
 # What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered one.
@@ -49,8 +49,8 @@ class MaskedKnobs(SamplingKnobs):
         are is compiled.
     """
 
-    temperature: Float[Array, ""] | float = 1.0
-    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("order", GROUPED))
+    temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
+    steps: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED, needs=("order", GROUPED))
     grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
         None, unset=0, needs=("order", GROUPED)
     )
@@ -58,7 +58,6 @@ class MaskedKnobs(SamplingKnobs):
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
         super().check()
-        check_range(self.steps, "steps", lambda n: n >= 1, "at least 1")
         grid: Any = self.grid
         if isinstance(grid, str) and grid not in GRIDS:
             raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
@@ -149,7 +148,7 @@ class MaskedDecoder(DecoderBase):
         """Positions that a call reveals: those needed, or as many as the next group has, but the surest."""
         if scores is None:
             return needed
-        return reveal.quota(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
+        return select.top(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
 
     def judge(
         self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
@@ -233,7 +232,6 @@ def by_chunks(
 
     Args:
       function: (hidden [B, C, D], slots [B, C]) -> a tree of [B, C, ...].
-      hidden: final hidden states of a window.
       where: the positions, in whose place the results are put.
       chunk: C, positions of a row at a time.
       bounded: whether to go through all W positions, which reverse mode can cross.

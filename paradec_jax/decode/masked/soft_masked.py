@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.masked.masked import MaskedDecoder, MaskedKnobs, MaskedState, UnmaskedInfo, by_chunks
@@ -37,12 +37,7 @@ class SoftMaskedKnobs(MaskedKnobs):
       token_temperature: tau of the mixture that stands for a token, above 0.
     """
 
-    token_temperature: Float[Array, ""] | float = 1.0
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        check_range(self.token_temperature, "token_temperature", lambda x: x > 0, "above 0")
-        super().check()
+    token_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
 
 
 @jax.tree_util.register_dataclass

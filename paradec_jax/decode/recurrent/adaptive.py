@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent.criteria import CRITERIA
@@ -32,14 +32,8 @@ class AdaptiveKnobs(LatentKnobs):
     exit_threshold: Float[Array, ""] | float | None = knob(
         None, unset=lambda decoder: CRITERIA[decoder.criterion].threshold
     )
-    min_recurrence: Int[Array, ""] | int = 0
-    check_every: Int[Array, ""] | int = 1
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        check_range(self.min_recurrence, "min_recurrence", lambda x: x >= 0, "at least 0")
-        check_range(self.check_every, "check_every", lambda x: x >= 1, "at least 1")
-        super().check()
+    min_recurrence: Int[Array, ""] | int = knob(0, NOT_NEGATIVE)
+    check_every: Int[Array, ""] | int = knob(1, COUNT)
 
 
 @jax.tree_util.register_dataclass
@@ -133,7 +127,6 @@ def recur_until_exit(
 
     Args:
       decoder: decoder with a network and a `criterion`.
-      params, knobs: as for `step`.
       state: rows, of which those that are running take part, and the cache that the window `fed` sees.
       depth: recurrences at most; the network's default when None.
       may_exit: whether the criterion is asked at all.

@@ -6,6 +6,7 @@ and hands on what the next check compares with. All take one value a row.
 
 import dataclasses
 from collections.abc import Callable
+from operator import ge, lt
 from typing import Any
 
 import jax
@@ -34,10 +35,6 @@ class Criterion:
     threshold: float
 
 
-def _below(value: Array, threshold: Any) -> Array:
-    return value < threshold
-
-
 def _compared(view: Callable[[Array], Array], difference: Callable[..., Array]) -> Callable[..., Any]:
     """A measure that keeps a view of what it is shown, and is its difference from the view before."""
 
@@ -62,10 +59,6 @@ def _uniform(logits: Array) -> Array:
     return jnp.full(logits.shape, -jnp.log(float(logits.shape[-1])), jnp.float32)
 
 
-def _zeros(states: Array) -> Array:
-    return jnp.zeros(len(states))
-
-
 def _repeats(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Any]:
     """How often the most probable token was the same again."""
     token, run = old
@@ -82,21 +75,25 @@ _kl = _compared(
 _min_p_kl = _compared(score.min_p_log_probs, lambda old, new, valid: score.kl_divergence(old, new))
 
 CRITERIA: dict[str, Criterion] = {
-    "latent-diff": Criterion("latent", lambda s: s, _mean(score.latent_change), _below, 0.03),
-    "cosine": Criterion("latent", lambda s: s, _mean(score.cosine_change), _below, 1e-3),
+    "latent-diff": Criterion("latent", lambda s: s, _mean(score.latent_change), lt, 0.03),
+    "cosine": Criterion("latent", lambda s: s, _mean(score.cosine_change), lt, 1e-3),
     "entropy-diff": Criterion(
-        "logits", lambda x: jnp.full(x.shape[0], 100.0, jnp.float32), _entropy_change, _below, 1e-3
+        "logits", lambda x: jnp.full(x.shape[0], 100.0, jnp.float32), _entropy_change, lt, 1e-3
     ),
-    "kl": Criterion("logits", _uniform, _kl, _below, 1e-3),
-    "minp-kl": Criterion("logits", _uniform, _min_p_kl, _below, 1e-5),
+    "kl": Criterion("logits", _uniform, _kl, lt, 1e-3),
+    "minp-kl": Criterion("logits", _uniform, _min_p_kl, lt, 1e-5),
     "argmax-stability": Criterion(
         "logits",
         lambda x: (jnp.full(x.shape[0], -1, jnp.int32), jnp.zeros(x.shape[0], jnp.int32)),
         _repeats,
-        lambda value, threshold: value >= threshold,
+        ge,
         5.0,
     ),
     "none": Criterion(
-        "latent", _zeros, lambda old, new, valid: (old, old), lambda value, threshold: value > 0, 0.0
+        "latent",
+        lambda states: jnp.zeros(len(states)),
+        lambda old, new, valid: (old, old),
+        lambda value, threshold: value > 0,
+        0.0,
     ),
 }

@@ -36,13 +36,12 @@ from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.knobs import POSITIVE, at_age, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
 from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.by_age import at_age
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
 from paradec_jax.decode.rules.windows import shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
@@ -58,14 +57,8 @@ class SoftWavefrontKnobs(WavefrontKnobs):
       gate_temperature: width of the exit's sigmoid, in units of log distance, above 0.
     """
 
-    candidate_temperature: Float[Array, ""] | float = 1.0
-    gate_temperature: Float[Array, ""] | float = 0.5
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        for name in ("candidate_temperature", "gate_temperature"):
-            check_range(getattr(self, name), name, lambda x: x > 0, "above 0")
-        super().check()
+    candidate_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
 
 
 @jax.tree_util.register_dataclass

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
@@ -30,12 +30,7 @@ class SpeculativeKnobs(LatentKnobs):
         reach this share of the largest.
     """
 
-    accept_threshold: Float[Array, ""] | float = 1.0
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        check_range(self.accept_threshold, "accept_threshold", lambda x: x >= 0, "at least 0")
-        super().check()
+    accept_threshold: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
 
 
 @jax.tree_util.register_dataclass
@@ -104,8 +99,13 @@ class SelfSpeculative(DecoderBase):
         cache = network.write(cache, out.kv, write_after_read(cached, verified))
         cache = self._carry(params, cache, latents[:, -1:], cached + 1)
 
+        # A draft is accepted that is its most probable token or, below a threshold of 1, nearly as probable.
+        near = jnp.log(knobs.accept_threshold) + jnp.max(jax.nn.log_softmax(logits, axis=-1), axis=-1)
+        exact = jnp.argmax(logits, axis=-1) == drafts
+        accepted = jnp.where(knobs.accept_threshold >= 1, exact, log_probability(logits, drafts) >= near)
+
         # The drafts that it accepts are committed, and after a rejection its own token.
-        matches = select.leading_run(accepts(logits, drafts, knobs.accept_threshold))
+        matches = select.leading_run(accepted)
         tokens = jnp.where(jnp.arange(self.lookahead) < matches[:, None], drafts, verified)
         count = matches + (matches < self.lookahead)
         spent = {name: spent[name] + amount for name, amount in out.counts.items()}
@@ -138,13 +138,3 @@ class SelfSpeculative(DecoderBase):
         if not self.continuous:
             return cache
         return self.network.start_from(cache, self.network.normalise(params, latent), at)
-
-
-def accepts(
-    logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, ""] | float
-) -> Bool[Array, "B L"]:
-    """Which drafts the verifier agrees with."""
-    score = log_probability(logits, drafts)
-    best = jnp.max(jax.nn.log_softmax(logits, axis=-1), axis=-1)
-    exact = jnp.argmax(logits, axis=-1) == drafts
-    return jnp.where(threshold >= 1, exact, score >= jnp.log(threshold) + best)

@@ -22,12 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import check_sizes, check_words
 from paradec_jax.decode.machine.candidates import on_smallest
 from paradec_jax.decode.machine.decoder import CachedState
-from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
+from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
 from paradec_jax.decode.machine.network import Counts, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.by_age import Scheduled, at_age
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import pad_slots, shift, window
 from paradec_jax.nn.precision import at_least_float32
@@ -57,14 +56,12 @@ class WavefrontKnobs(LatentKnobs):
     exit_threshold: Scheduled = 0.03
     momentum: Scheduled = 0.1
     noise: Scheduled = 0.0
-    max_wavefront: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
-    max_recurrence: Int[Array, ""] | int | None = knob(64, unset=UNLIMITED)
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        check_range(self.max_wavefront, "max_wavefront", lambda x: x >= 1, "at least 1 (None: the window)")
-        check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
-        super().check()
+    max_wavefront: Int[Array, ""] | int | None = knob(
+        None, Range(COUNT.holds, "at least 1 (None: the window)"), unset=UNLIMITED
+    )
+    max_recurrence: Int[Array, ""] | int | None = knob(
+        64, Range(COUNT.holds, "at least 1 (None: no bound)"), unset=UNLIMITED
+    )
 
     def still(self, distance: Float[Array, "B W"], age: Int[Array, "B W"]) -> Bool[Array, "B W"]:
         """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""

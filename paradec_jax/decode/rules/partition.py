@@ -77,10 +77,7 @@ def next_count(
         groups     2 0 5 2 0        sizes 2, 2, 1
         open       . x x x .        two are revealed already, whichever: the next group is the one of size 2
 
-    Args:
-      groups: of each position.
-      members: positions that are partitioned.
-      open_: those of them that are still masked.
+    `members` are the positions that are partitioned, `open_` those of them that are still masked.
     """
     groups = jnp.where(members, groups, NEVER)
     revealed = jnp.sum(members & ~open_, axis=1, keepdims=True)

@@ -47,9 +47,7 @@ def noisy(
 ) -> Float[Array, "B W V"]:
     """The scores whose greatest is the token that `sampling.sample` draws: `log p + g`, the logits at temperature 0.
 
-    Args:
-      logits, positions, keys, knobs, top_p_rule, step: as for `sample`.
-      greedy: draw nothing, whatever the temperature.
+    With `greedy` nothing is drawn, whatever the temperature.
     """
     plain = at_least_float32(logits)
     if greedy:

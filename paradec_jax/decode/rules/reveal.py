@@ -2,7 +2,7 @@
 
 `open_` marks masked positions that may be revealed; no rule touches another one. The lower position wins a tie.
 Scores are those of `rules.score`, higher is surer, NaN the least sure. Rules combine: at most ten, the surest of
-those above a threshold, are `quota(scores, threshold(scores, open_, 0.9), 10)`.
+those above a threshold, are `select.top(scores, threshold(scores, open_, 0.9), 10)`.
 """
 
 import jax.numpy as jnp
@@ -10,25 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.rules import select
 
-
-def quota(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
-) -> Bool[Array, "B W"]:
-    """The `count` open positions of highest score: none where it is 0, all where there are fewer.
-
-    ::
-
-        scores    9 4 7 5 1
-        open      . x x x x
-        quota 2   . . x x .
-    """
-    return select.top(scores, open_, count)
+Bound = Float[Array, ""] | Float[Array, "B 1"] | float  # one for all rows, or for each
 
 
 def threshold(
     scores: Float[Array, "B W"],
     open_: Bool[Array, "B W"],
-    bound: select.Bound,
+    bound: Bound,
     *,
     strict: bool = False,
     best: Bool[Array, "B"] | bool = True,
@@ -43,21 +31,16 @@ def threshold(
         bound .95    .  .  x  .  .       the best alone, the lower of two equal ones
 
     Args:
-      scores, open_: of each position.
       bound: the threshold, or one of each row.
       strict: scores must exceed the bound (D2F, arXiv 2508.09192), instead of reach it.
       best: rows that reveal their best open position even where it fails. A loop over the others may stand still.
     """
     surest = select.top(scores, open_, jnp.broadcast_to(best, scores.shape[:1]).astype(jnp.int32))
-    return surest | (select.above if strict else select.at_least)(scores, open_, bound)
+    return surest | (open_ & (scores > bound if strict else scores >= bound))
 
 
 def factor(
-    scores: Float[Array, "B W"],
-    open_: Bool[Array, "B W"],
-    bound: Float[Array, ""] | float,
-    *,
-    last_is_free: bool = False,
+    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
 ) -> Bool[Array, "B W"]:
     """The best open positions as long as `c_r >= 1 - f / (r + 1)`, and the best one (Fast-dLLM, arXiv 2505.22618).
 
@@ -69,16 +52,11 @@ def factor(
 
     Args:
       scores: probability of each position's most probable token, c.
-      open_: of each position.
       bound: f.
-      last_is_free: a run that stops at the last open position takes it along, as the released program does.
     """
     ordered = -jnp.sort(jnp.where(open_, -scores, jnp.inf), axis=1)
     rank = jnp.arange(1, scores.shape[1] + 1)
     count = select.leading_run((ordered >= 1 - bound / (rank + 1)) | (rank == 1))
-    if last_is_free:
-        total = jnp.sum(open_, axis=1)
-        count = jnp.where(count == total - 1, total, count)
     return select.top(scores, open_, count)
 
 
@@ -94,20 +72,11 @@ def entropy_budget(
         budget .7     .   .   x   x
         budget .1     .   .   x   .
 
-    JetEngine's form of the entropy-bounded sampler (arXiv 2505.24857).
-
-    Args:
-      entropies, open_: of each position, in nats.
-      budget: gamma, in nats.
+    JetEngine's form of the entropy-bounded sampler (arXiv 2505.24857), its budget gamma in nats.
     """
     ordered = jnp.sort(jnp.where(open_, entropies, jnp.inf), axis=1)
     count = jnp.sum(jnp.cumsum(ordered, axis=1) < budget, axis=1)
     return select.top(-entropies, open_, jnp.maximum(count, 1))
-
-
-def in_order(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int = 1) -> Bool[Array, "B W"]:
-    """The first `count` open positions, whatever their scores: left to right."""
-    return select.first(open_, count)
 
 
 def share(

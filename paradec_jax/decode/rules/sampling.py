@@ -135,13 +135,10 @@ def sample(
     same logits.
 
     Args:
-      logits: scores of the tokens at `positions`.
-      positions: absolute positions of the tokens to be drawn.
+      logits, positions: scores and absolute positions of the tokens to be drawn.
       keys: one key a row.
-      knobs: the distribution's shape.
       uniforms: recorded numbers by position, used through the inverse cumulative distribution in place of noise.
       top_p_rule: see `filtered_probabilities`.
-      purpose: what the draw is for.
       step: sampler step of each row, for decoders that draw a position anew in every step.
     """
 

@@ -4,6 +4,7 @@
 at least float32. `shaped` gives the logits of the distribution that a paper's confidence is taken from.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -31,26 +32,15 @@ def shaped(
         filtered   softmax(z / T) after top-k, top-p, min-p     Dream
 
     All three are the same at temperature 0, and at temperature 1 without filters.
-
-    Args:
-      logits: of each position.
-      confidence: one of `CONFIDENCES`.
-      knobs: temperature and filters.
-      top_p_rule: the rule of top-p, see `sampling.filtered_probabilities`.
     """
     if confidence == "raw":
         return at_least_float32(logits)
     if confidence == "tempered":
         return tempered(logits, knobs.temperature)
-
-    def without_filters(logits: Array) -> Array:
-        return tempered(logits, knobs.temperature)
-
-    def with_filters(logits: Array) -> Array:
-        return filtered_logits(logits, knobs, top_p_rule=top_p_rule)
-
     some = is_hot(knobs.temperature) & filters(knobs, logits.shape[-1])
-    return lax.cond(some, with_filters, without_filters, logits)
+    with_filters = functools.partial(filtered_logits, knobs=knobs, top_p_rule=top_p_rule)
+    without = functools.partial(tempered, temperature=knobs.temperature)
+    return lax.cond(some, with_filters, without, logits)
 
 
 def check_confidence(decoder: Any) -> None:
@@ -82,16 +72,6 @@ def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Entropy `-sum p log(p + 1e-10)` of the next-token distribution, in nats."""
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     return -jnp.sum(probs * jnp.log(probs + EPSILON), axis=-1)
-
-
-def negative_entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
-    """`sum p log(p + 1e-10)`, higher where a position is surer (Dream's "entropy")."""
-    return -entropy(logits)
-
-
-def random(keys: Array) -> Float[Array, "*shape"]:
-    """A number from [0, 1) for each key, so that positions are taken in random order (LLaDA's "random")."""
-    return jax.vmap(lambda key: jax.random.uniform(key))(keys.reshape(-1)).reshape(keys.shape)
 
 
 def norm(x: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:

@@ -1,7 +1,7 @@
 """Which positions of a window qualify, given a score for each: pure functions on [B, W].
 
 All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be chosen. NaN is the
-lowest score: it reaches no bound, but `top` takes it before a position that is not open.
+lowest score, but `top` takes it before a position that is not open.
 """
 
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def first(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int) -> Bool[Array
 def top(
     scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
 ) -> Bool[Array, "B W"]:
-    """The `count` open positions of highest score, whatever the scores are; all open ones where there are fewer.
+    """The `count` open positions of highest score, whatever the scores are: none for 0, all where there are fewer.
 
     ::
 
@@ -62,19 +62,6 @@ def best(scores: Float[Array, "B V"], count: int) -> Int[Array, "B count"]:
         chosen.append(jnp.argmax(scores, axis=-1).astype(jnp.int32))
         scores = jnp.where(index == chosen[-1][:, None], -jnp.inf, scores)
     return jnp.stack(chosen, axis=1)
-
-
-Bound = Float[Array, ""] | Float[Array, "B 1"] | float  # one for all rows, or for each
-
-
-def at_least(scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Bound) -> Bool[Array, "B W"]:
-    """Open positions whose score reaches the bound, `score >= bound`."""
-    return open_ & (scores >= bound)
-
-
-def above(scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Bound) -> Bool[Array, "B W"]:
-    """Open positions whose score exceeds the bound, `score > bound`."""
-    return open_ & (scores > bound)
 
 
 def _column(count: Int[Array, "B"] | int, like: Bool[Array, "B W"]) -> Int[Array, "B 1"]:

@@ -25,17 +25,12 @@ def without_mask(logits: Float[Array, "*shape V"], mask: Any) -> Float[Array, "*
 def subs(
     logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"], mask: Any
 ) -> Float[Array, "*shape V"]:
-    """Log-probabilities of the clean tokens, given a canvas, in at least float32.
+    """Log-probabilities of the clean tokens, given the canvas `tokens` that a denoiser read, in at least float32.
 
     ::
 
         tokens[p] = mask     log_softmax(without_mask(logits[p]))
         else                 0 at tokens[p], -1e6 everywhere else
-
-    Args:
-      logits: scores of all V columns.
-      tokens: the canvas that the denoiser read.
-      mask: id of the mask.
     """
     log_probs = jax.nn.log_softmax(without_mask(logits, mask), axis=-1)
     own = jnp.arange(logits.shape[-1]) == tokens[..., None]

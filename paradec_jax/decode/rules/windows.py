@@ -22,9 +22,10 @@ def shift(
     return window(room, jnp.minimum(by, slots), slots if width is None else width)
 
 
-def pad_slots(x: Shaped[Array, "B w *rest"], width: int) -> Shaped[Array, "B W *rest"]:
-    """The slots of each row with zeros after them, up to `width`."""
-    return jnp.pad(x, [(0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+def pad_slots(x: Shaped[Array, "B ..."], *widths: int) -> Shaped[Array, "B ..."]:
+    """Each row with zeros after it, up to these sizes of the axes after that of rows."""
+    extra = [(0, width - size) for width, size in zip(widths, x.shape[1:], strict=False)]
+    return jnp.pad(x, [(0, 0), *extra, *[(0, 0)] * (x.ndim - 1 - len(widths))])
 
 
 def put(
