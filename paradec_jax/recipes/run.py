@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from paradec_jax import store
@@ -213,14 +215,16 @@ class Job:
             self.adapters.append((after, kept))
         return dataclasses.replace(model, params=whole(after, kept))
 
-    def means(self, loss: Objective, model: Model) -> dict[str, float]:
-        """The loss and its metrics over the held-out examples, each once."""
+    def means(self, loss: Objective, model: Model, data: Any = None) -> dict[str, float]:
+        """The loss and its metrics over an epoch of batches, by default of the held-out examples, each once."""
         assert self.held_out is not None
-        data: Any = self.batches(self.held_out, packed=False, seed=0, prefetch=0)
+        data = data or self.batches(self.held_out, packed=False, seed=0, prefetch=0)
         sums, total = jax.jit(loss.sums), None
-        for _ in range(data.make.batches):
+        for i in range(data.make.batches):
+            key = jax.random.fold_in(jax.random.key(0), i)
             with on(self.mesh):
-                found = sums(model.params, None, batch_on(self.mesh, next(data)), jax.random.key(0))
+                batch = batch_on(self.mesh, next(data)) | {"step": np.int32(0)}
+                found = sums(model.params, None, batch, key)
             total = found if total is None else jax.tree.map(jnp.add, total, found)
         assert total is not None
         value, metrics = loss.value(total)
@@ -317,12 +321,15 @@ def train(objective: Any, run: Run) -> None:
     if stored.family not in objective.families:
         suited = " and ".join(objective.families)
         raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
+    if run.packed and not getattr(objective, "packs", True):
+        raise ValueError(f"packed is no option of {name}")
     model, own = in_training(stored, run), stored.config
     del stored
 
     def read(source: str) -> Examples:
         told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
-        return read_examples(source, model, folder=folder / "data", length=length_of(run, model), **told)
+        most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
+        return read_examples(source, model, folder=folder / "data", length=most, **told)
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
