@@ -44,12 +44,14 @@ def asked(
     return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), new_tokens, spec.stop)
 
 
-def answers(prompts: Prompts, model: Model, decoder: Any, rows: int) -> tuple[list[list[int]], int]:
-    """Greedy answers to all prompts, so many decoded together, and the network calls that they took."""
-    case, texts, calls = case_of(Setting("", decoder), model, prompts.size), [], 0
+def answers(
+    prompts: Prompts, model: Model, decoder: Any, rows: int, knobs: Any = None
+) -> tuple[list[list[int]], int]:
+    """Answers to all prompts, so many decoded together, and the network calls that they took."""
+    case, texts, calls = case_of(Setting("", decoder, knobs), model, prompts.size), [], 0
     numbers = np.arange(len(prompts.lengths))
     for batch in np.split(numbers, range(rows, len(numbers), rows)):
-        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)))
+        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)), knobs)
         texts += decoded.completions()[: len(batch)]
         calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
     return texts, calls

@@ -30,7 +30,7 @@ class Masked:
     rules: tyro.conf.OmitArgPrefixes[BoundRules] = BoundRules()  # noqa: RUF009
 
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
-    packs: ClassVar[bool] = False
+    without: ClassVar[tuple[str, ...]] = ("packed",)
     windows: ClassVar[bool] = True
 
     def train(self, job: Job) -> Model:

@@ -46,7 +46,7 @@ class Recurrent:
     chunk: int | None = 256
 
     families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
-    packs: ClassVar[bool] = False
+    without: ClassVar[tuple[str, ...]] = ("packed",)
 
     def __post_init__(self) -> None:
         begin, end = self.growth

@@ -9,12 +9,15 @@ from pathlib import Path
 from paradec_jax.cli import main
 
 ROOT = Path(__file__).parents[2]
-STARTS = {"sft": "llama", "blocks": "llama", "recurrent": "recurrent", "masked": "denoiser"}
+STARTS = {"sft": "llama", "blocks": "llama", "recurrent": "recurrent", "head": "sdar"}
+STARTS |= {"masked": "denoiser", "sdtt": "denoiser"}
 OPTIONS = {
     "sft": (),
     "recurrent": ("--mean", 2, "--first-mean", 1),
     "blocks": ("--blocks", 4, 2, "--look-back", "--alignment", "own"),
     "masked": ("--length", 16),
+    "head": ("--depth", 1, "--init", "inherited"),
+    "sdtt": ("--length", 16, "--rounds", 2, "--first-steps", 8, "--ema", 0.9),
 }
 
 

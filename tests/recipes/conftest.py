@@ -20,7 +20,7 @@ TEMPLATE = "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '<|im_
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
-    """A Llama in a Hugging Face folder in bfloat16, a recurrent model, a denoiser, and 50 lines."""
+    """A Llama in a Hugging Face folder in bfloat16, a recurrent model, a denoiser, a model of blocks, and 50 lines."""
     root, words = tmp_path_factory.mktemp("source"), byte_level()
     half = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
     sizes, spec = (
@@ -28,7 +28,9 @@ def source(tmp_path_factory):
         TokenSpec(stop=(words.id_of("<|im_end|>"),)),
     )
     denoiser = dataclasses.replace(spec, mask=words.vocab_size, alignment="own")
+    sdar = dataclasses.replace(pd.PRESETS["test-sdar"], **{**sizes, "vocab_size": words.vocab_size + 1})
     models = {
+        "sdar": (dataclasses.replace(sdar, param_dtype="bfloat16"), denoiser),
         "ours": (CausalConfig(tie_embeddings=False, **sizes, **SHAPE, **half), spec),
         "recurrent": (dataclasses.replace(pd.PRESETS["test-recurrent"], **sizes), spec),
         "denoiser": (

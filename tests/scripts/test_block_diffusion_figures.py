@@ -10,14 +10,13 @@ import pytest
 from reading import read
 from toys import CHAIN, of_blocks
 
-from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
+from experiments.block_diffusion import acceptance, lines, problems, train, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import BlockDenoising, Model, make_request, store, trace
-from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
+from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.families import init_params, network_of
-from paradec_jax.models import ResidualHeadNetwork, residual_head
 
 pytestmark = pytest.mark.slow
 BLOCK = 4
@@ -95,15 +94,6 @@ def test_the_fewest_calls_that_are_right_enough():
     base, *rows = ({"exact": n, "problems": 100, "network_calls_per_token": calls} for n, calls in pairs)
     assert [tuned.best_of(rows, base, points) for points in (1.0, 2.0, 0.0)] == [0, 2, 1]
     assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
-
-
-def test_a_head_that_adds_nothing_is_judged_to_be_none():
-    model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
-    head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, 1))
-    judge = train_head.Judge(model, head, recipe.rules(), recipe.source(), 128, 1).of()
-    found = judge(residual_head.init_params(head.config, jax.random.key(0)))
-    assert found["kl"] == pytest.approx(found["uncorrected_kl"], abs=1e-6) and found["kl"] > 1e-3
-    assert found["agreement"] == found["uncorrected_agreement"]
 
 
 @functools.cache

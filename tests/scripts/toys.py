@@ -76,5 +76,5 @@ def make(folder: Path) -> Path:
     for name, model in models.items():
         save(folder / name, model)
     (folder / "text.txt").write_text(TEXT)
-    (folder / "halves" / "held_out.json").write_text("{}")
+    save(folder / "halves" / "model", models["halves/round-1/model"])
     return folder
