@@ -22,17 +22,17 @@ import tyro
 from experiments.common import precision
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import hooks_of, over
+from experiments.common.runs import hooks_of, in_half, over
 from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
-from experiments.masked_diffusion.train import finish, one_text
 from paradec_jax import Model, TokenSpec, load, store
 from paradec_jax.data.endless import Endless
-from paradec_jax.data.text import Text, WindowMaker
+from paradec_jax.data.text import Text, WindowMaker, read_text
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.models.work import BACKWARD
 from paradec_jax.recipes.cluster import Cluster
+from paradec_jax.tokenizer import Tokenizer
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit, make_train_step
 
 CHECKPOINT_EVERY = 200  # updates
@@ -190,6 +190,19 @@ def all_rounds(
     )
 
 
+def one_text(path: Path, tokenizer: Tokenizer | None, held_out: float) -> tuple[Text, Tokenizer]:
+    """As `read_text`, of a file that is one text: windows of these recipes begin anywhere in it.
+
+    Raises:
+      SystemExit: a file of several documents.
+    """
+    source, tokenizer = read_text(path, tokenizer, held_out)
+    count = len(source.train) + len(source.held_out)
+    if count > 2:
+        raise SystemExit(f"{path} holds {count} documents, but these recipes read one text: join them")
+    return source, tokenizer
+
+
 def main(
     recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     text: Path,
@@ -256,6 +269,15 @@ def go_on(
 
         by_first("export", write)
     return True
+
+
+def finish(model: Model, length: int, source: Text, folder: Path, export: Path | None) -> None:
+    """Writes a trained model, perhaps a copy in half the size, and what held-out text costs."""
+    store.save(folder / "model", model, overwrite=True)
+    if export is not None:
+        store.save(export, in_half(model), overwrite=True)
+    found = HeldOut(length, draws=16).write(folder / "held_out.json", model, model.params, source.held_out[0])
+    print(f"held out: {found['nats']:.4f} nats a character (standard error {found['nats_error']:.4f})")
 
 
 if __name__ == "__main__":

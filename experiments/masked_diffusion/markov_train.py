@@ -16,27 +16,24 @@ import string
 import time
 from pathlib import Path
 
+import jax
+
+from experiments.common import precision
 from experiments.common.command import claim, run
 from experiments.common.processes import alone
-from experiments.masked_diffusion import distill, train
+from experiments.masked_diffusion import distill
 from experiments.masked_diffusion.markov import Chain
-from paradec_jax import load
-from paradec_jax.data.text import Text, character_tokenizer
+from paradec_jax import Model, load, save
+from paradec_jax.data.text import Text, character_spec, character_tokenizer
+from paradec_jax.families import PRESETS, init_params
+from paradec_jax.losses import BoundRules
+from paradec_jax.noise import Times
+from paradec_jax.recipes.masked import Masked
+from paradec_jax.recipes.run import Run, train
 from paradec_jax.tokenizer import Tokenizer
 
 HELD_OUT = 512  # texts
 
-TEACHER = train.Recipe(
-    name="teacher",
-    width=64,
-    layers=3,
-    length=32,
-    rows=128,
-    steps=1200,
-    warmup=50,
-    cooldown=0.5,
-    weight_decay=0.01,
-)
 STUDENTS = distill.Recipe(
     name="students", rounds=4, first_steps=32, updates=400, rows=64, warmup=50, learning_rate=1e-3
 )
@@ -49,21 +46,26 @@ class Recipe:
     Attributes:
       chain: the law.
       symbols: of the run of the chain that windows are taken from.
-      teacher: of the first training. No share of the run is held out: what is judged are texts drawn apart from it.
+      preset: model shape of the teacher, with its `width` and `layers`.
+      rows: windows of a batch of the teacher's.
+      updates: updates of the teacher.
       students: of all rounds.
     """
 
     chain: Chain = Chain()  # noqa: RUF009
     symbols: int = 2_000_000
-    teacher: train.Recipe = TEACHER
+    preset: str = "tiny-mdlm"
+    width: int = 64
+    layers: int = 3
+    rows: int = 128
+    updates: int = 1200
     students: distill.Recipe = STUDENTS
 
     def __post_init__(self) -> None:
         length = self.chain.length
-        if self.teacher.length != length or self.students.length not in (None, length):
+        if self.students.length not in (None, length):
             raise ValueError(
-                f"teacher and students must read windows of the chain's length {length}, not {self.teacher.length} "
-                f"and {self.students.length}"
+                f"students must read windows of the chain's length {length}, not {self.students.length}"
             )
         if self.symbols < length or self.chain.symbols > len(string.ascii_lowercase):
             raise ValueError(
@@ -91,12 +93,8 @@ def recipe_of(folder: Path) -> Recipe:
         raise ValueError(f"there is no run in {folder}: train with `markov_train` first")
     told = json.loads(path.read_text(encoding="utf-8"))
     law = told["chain"]
-    return Recipe(
-        Chain(tuple(law["weights"]), law["length"], law["seed"]),
-        told["symbols"],
-        train.Recipe(**told["teacher"]),
-        distill.Recipe(**told["students"]),
-    )
+    chain = Chain(tuple(law["weights"]), law["length"], law["seed"])
+    return Recipe(**told | {"chain": chain, "students": distill.Recipe(**told["students"])})
 
 
 def law_of(folder: Path) -> Chain:
@@ -106,6 +104,37 @@ def law_of(folder: Path) -> Chain:
       ValueError: a folder without a run.
     """
     return recipe_of(folder).chain
+
+
+def taught(recipe: Recipe, source: Text, tokenizer: Tokenizer, folder: Path, minutes: float) -> None:
+    """Trains the teacher by `paradec train masked`, on lines of the run, which follow each other.
+
+    Raises:
+      Stopped: the minutes are over before the training is.
+    """
+    sizes = {"width": recipe.width, "layers": recipe.layers, "max_length": recipe.chain.length}
+    config = dataclasses.replace(PRESETS[recipe.preset], vocab_size=tokenizer.vocab_size, **sizes)
+    params = init_params(config, jax.random.fold_in(jax.random.key(0), 0))
+    save(folder / "start", Model(config, params, character_spec(tokenizer, "own"), tokenizer), overwrite=True)
+    text = tokenizer.decode(source.train[0])
+    lines = (text[at : at + 1000] for at in range(0, len(text), 1000))
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    options = Run(
+        model=str(folder / "start"),
+        data=str(folder / "data.jsonl"),
+        out=folder,
+        minutes=minutes,
+        updates=recipe.updates,
+        batch_tokens=recipe.rows * recipe.chain.length,
+        optimizer="muon",
+        learning_rate=8e-3,
+        adam_learning_rate=3e-3,
+        weight_decay=0.01,
+        warmup=0.042,
+        ema=0.998,
+        products=precision.natural(),
+    )
+    train(Masked(rules=BoundRules(times=Times(floor=0.02))), options)
 
 
 def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes: float = 30.0) -> None:
@@ -118,14 +147,12 @@ def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes:
     """
     alone()
     until = time.monotonic() + 60 * minutes
-    recipe = dataclasses.replace(recipe, teacher=recipe.teacher.settled(), students=recipe.students.settled())
+    recipe = dataclasses.replace(recipe, students=recipe.students.settled())
     claim(folder, recipe)
     source, tokenizer = source_of(recipe)
     teacher, students = folder / "teacher", folder / "students"
-    if not (teacher / "held_out.json").exists() and not train.go_on(
-        recipe.teacher, train.untrained(recipe.teacher, tokenizer), source, teacher, None, minutes
-    ):
-        return
+    if not (teacher / "model").exists():
+        taught(recipe, source, tokenizer, teacher, minutes)
     model = load(teacher / "model", dtype="float32")
     if not (students / "held_out.json").exists():
         left = max((until - time.monotonic()) / 60, 0.0)

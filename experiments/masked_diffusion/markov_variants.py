@@ -142,7 +142,7 @@ def trained(options: Options) -> dict[str, tuple[distill.Recipe, Path]] | None:
     """
     until, run = time.monotonic() + 60 * options.minutes, recipe_of(options.folder)
     for part in ("teacher", "students"):
-        if not (options.folder / part / "held_out.json").exists():
+        if not (options.folder / part / "model").exists():
             raise ValueError(f"{options.folder / part} is not done: go on with `markov_train`")
     model, source = load(options.folder / "teacher" / "model", dtype="float32"), source_of(run)[0]
     found = {}
