@@ -40,7 +40,7 @@ STUDIES = {
     "targets": (REFERENCE, "grid-released"),
 }
 NAMES = tuple(dict.fromkeys(name for names in STUDIES.values() for name in names))
-# What is other than in a run's own students: share of a round's updates (else a half), jump over theirs, rules, rounds.
+# What differs from a run's own students: share of a round's updates (else a half), jump over theirs, rules, rounds.
 LENGTHS = {OWN: 1.0, "short-rounds": 0.25}
 JUMPS = {"fourths": 2, "eighths": 4}
 RULES: dict[str, dict[str, Any]] = {
@@ -159,9 +159,7 @@ def trained(options: Options) -> dict[str, tuple[Sdtt, Path]] | None:
     return found
 
 
-def students_of(
-    runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round: bool
-) -> Iterator[Student]:
+def students_of(runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round: bool) -> Iterator[Student]:
     """Whom to measure: the last student of each variant, more rounds of some, and some in bfloat16."""
     recipe = runs[REFERENCE][0]
     reference = f"{REFERENCE}-{recipe.rounds}"

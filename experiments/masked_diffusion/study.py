@@ -1,7 +1,7 @@
 """The studies of masked diffusion: `python -m experiments.masked_diffusion.study rounds frontier --text FILE`.
 
 What SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035) shows of its students, and the teacher at as many steps and
-a lower temperature beside them. Models are folders that trainings leave (`recipes/masked.sh`, `recipes/sdtt.sh`), or any others:
+a lower temperature beside them. Models are folders of trainings (`recipes/masked.sh`, `sdtt.sh`), or any others:
 
     python -m experiments.masked_diffusion.study rounds --teacher DIR --students DIR DIR --judge DIR
 

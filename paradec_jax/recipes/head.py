@@ -54,9 +54,7 @@ class Head:
             params = init_params(config, key, self.init)
         head, data = ResidualHead(config, params), job.batches(job.examples, **self.rows(model))
         options: dict[str, Any] = {"updates": job.updates(data), "frozen": dict(model.params)}
-        return dataclasses.replace(
-            model, head=job.fit("head", head, self.loss(model, head), data, **options)
-        )
+        return dataclasses.replace(model, head=job.fit("head", head, self.loss(model, head), data, **options))
 
     def loss(self, model: Model, head: ResidualHead) -> Objective:
         """The loss of a head's parameters, and of the model's as frozen ones."""

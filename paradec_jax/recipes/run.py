@@ -185,7 +185,7 @@ class Job:
 
         Args:
           part: name of the part; its folder.
-          model: where it starts, a model or a residual head; with LoRA a later part goes on with the adapter of the one before.
+          model: where it starts, perhaps a residual head; with LoRA a later part goes on with the adapter before it.
           loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
           data: batches.
           updates: length of the part.

@@ -20,7 +20,7 @@ TEMPLATE = "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '<|im_
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
-    """A Llama in a Hugging Face folder in bfloat16, a recurrent model, a denoiser, a model of blocks, and 50 lines."""
+    """A Llama in a Hugging Face folder in bfloat16, models of the other families, and 50 lines."""
     root, words = tmp_path_factory.mktemp("source"), byte_level()
     half = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
     sizes, spec = (
