@@ -15,6 +15,7 @@ import json
 import string
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -112,7 +113,11 @@ def taught(recipe: Recipe, source: Text, tokenizer: Tokenizer, folder: Path, min
     Raises:
       Stopped: the minutes are over before the training is.
     """
-    sizes = {"width": recipe.width, "layers": recipe.layers, "max_length": recipe.chain.length}
+    sizes: dict[str, Any] = {
+        "width": recipe.width,
+        "layers": recipe.layers,
+        "max_length": recipe.chain.length,
+    }
     config = dataclasses.replace(PRESETS[recipe.preset], vocab_size=tokenizer.vocab_size, **sizes)
     params = init_params(config, jax.random.fold_in(jax.random.key(0), 0))
     save(folder / "start", Model(config, params, character_spec(tokenizer, "own"), tokenizer), overwrite=True)
