@@ -120,7 +120,7 @@ def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes:
         walked = chain.walk(recipe.symbols, [chain.seed, 1])
         letters = "".join(string.ascii_lowercase[symbol] for symbol in walked)
         atomic_write_text(text, json.dumps({"text": letters}) + "\n")
-    sizes = {"width": recipe.width, "layers": recipe.layers, "max_length": chain.length}
+    sizes: dict[str, Any] = {"width": recipe.width, "layers": recipe.layers, "max_length": chain.length}
     first = start.Options("tiny-mdlm", folder / "start", text, **sizes)
     store.save(first.folder, start.begun(first), overwrite=True)
     teacher = Masked(rules=BoundRules(times=Times(floor=0.02)))

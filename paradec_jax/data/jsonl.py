@@ -278,7 +278,7 @@ class BatchMaker:
         epoch, place = divmod(index, self.batches)
         bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        names = ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
+        names: Any = ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
         names += ("positions", "segments") if self.packed and not self.block else ()
         batch: Batch = {
             name: np.zeros((last - first, bucket.length), DTYPES.get(name, np.int32)) for name in names

@@ -174,7 +174,7 @@ def windows(ids: Int32[np.ndarray, " N"], length: int, count: int | None = None)
 class WindowMaker:
     """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i.
 
-    With `counted` the weights of a denoiser's rows say which ids count; else all do.
+    With `counted` the rows of a denoiser say which ids count, `labelled` and `weights`; else all do.
     """
 
     ids: Int32[np.ndarray, " N"]
@@ -208,7 +208,7 @@ class WindowMaker:
         at = starts[:, None] + np.arange(self.length)
         batch = batch_of(self.ids[at], self.bos)
         if self.counted is not None:
-            batch["weights"] = self.counted[at].astype(np.float32)
+            batch |= {"labelled": self.counted[at], "weights": self.counted[at].astype(np.float32)}
         return Part(batch, first, self.rows)
 
 

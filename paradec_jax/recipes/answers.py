@@ -19,7 +19,6 @@ from paradec_jax.sharding.processes import gathered, shared
 MEASURED = 64  # held-out prompts that are decoded
 ROWS = 32  # of them that are decoded together
 MOST = 256  # tokens of a held-out answer
-WINDOW = 64  # positions that a decoder may draft after it
 
 
 def asked(
@@ -57,16 +56,16 @@ def answers(
     return texts, calls
 
 
-def speed(job: Job, model: Model, decoder: Any, slow: Any) -> dict[str, float]:
+def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[str, float]:
     """Tokens a call of a decoder on held-out prompts, and the share of answers equal to those of a slow one.
 
-    Nothing where held-out lines have no prompts, or no room for their answers.
+    `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for their answers.
     """
     assert job.held_out is not None
     held_out, model = job.held_out, here(model)
     new_tokens = min(max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST)
     try:
-        _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, WINDOW)
+        _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, window)
     except ValueError:
         return {}
     (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
@@ -74,7 +73,7 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any) -> dict[str, float]:
     return {"tokens a call": sum(map(len, found)) / calls, "equal to one by one": float(equal)}
 
 
-def here(model: Model) -> Model:
-    """The model, of several processes whole on one device of this one, for what each computes alone."""
+def here(model: Any) -> Any:
+    """The model or head, of several processes whole on one device of this one, for what each computes alone."""
     whole = jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params)))
     return dataclasses.replace(model, params=whole)

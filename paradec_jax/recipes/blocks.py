@@ -128,15 +128,15 @@ class Blocks:
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Nats a token, of a model of blocks a bound; tokens a call, and whether the answers are those one by one."""
         assert job.held_out is not None
+        block, pad = getattr(model.config, "block", 1), model.token_spec.pad
         if isinstance(model.config, BlockDiffusionConfig):
-            block, pad = model.config.block, model.token_spec.pad
             data = job.batches(job.held_out, packed=False, seed=0, prefetch=0, block=block, filler=pad)
             nats = job.means(self.loss(model, "count", (block,)), model, data)["loss"]
             decoders: tuple[Any, Any] = BlockDenoising(), BlockDenoising(rule="static")
         else:
             nats = job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]
             decoders = AutoRegressive(), AutoRegressive()
-        return {"nats a token": nats, **speed(job, model, *decoders)}
+        return {"nats a token": nats, **speed(job, model, *decoders, block)}
 
 
 def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

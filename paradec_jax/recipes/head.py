@@ -68,7 +68,8 @@ class Head:
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """`kl_ratio`, and what decoding gains: `Residual` of K steps with a head, `BlockDenoising` without one."""
         assert job.held_out is not None
-        ratio, decoder = 1.0, BlockDenoising()
+        ratio = 1.0
+        decoder: Any = BlockDenoising()
         if model.head is not None:
             options = {"packed": False, "seed": 0, "prefetch": 0, **self.rows(model)}
             data, frozen = job.batches(job.held_out, **options), dict(model.params)
@@ -76,4 +77,7 @@ class Head:
             model = dataclasses.replace(model, head=here(model.head))
             mix = "none" if self.rules.direct else "sum"
             decoder = Residual(head_steps=self.rules.unroll, mix=mix)
-        return {"kl_ratio": ratio, **speed(job, model, decoder, BlockDenoising(rule="static"))}
+        return {
+            "kl_ratio": ratio,
+            **speed(job, model, decoder, BlockDenoising(rule="static"), model.network.block),
+        }

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tyro
 
@@ -46,7 +46,7 @@ class Masked:
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """The bound in nats a token, and the share of hidden tokens that are guessed, without dropout."""
         assert job.held_out is not None
-        options = {"dropout": False, "chunk": self.chunk}
+        options: Any = {"dropout": False, "chunk": self.chunk}
         loss = masked_diffusion_loss(model.network, model.token_spec, self.rules, **options)
         found = job.means(loss, model, windows(job, job.held_out))
         return {"nats a token": found["loss"], "accuracy": found["accuracy"]}

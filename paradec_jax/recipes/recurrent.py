@@ -72,4 +72,5 @@ class Recurrent:
         """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes the same."""
         r = model.network.config.mean_recurrence
         loss = recurrent_loss(model.network, lambda key, step: jnp.int32(r), chunk=self.chunk)
-        return {"nats a token": job.means(loss, model)["loss"], **speed(job, model, Wavefront(), Static())}
+        wave, nats = Wavefront(), job.means(loss, model)["loss"]
+        return {"nats a token": nats, **speed(job, model, wave, Static(), wave.window)}

@@ -206,8 +206,8 @@ class Job:
             trained, kept = self.adapters[-1] if self.adapters else (fresh, dict(model.params))
         optimizer = optimizer_of(run, model, updates)
         key = jax.random.fold_in(jax.random.key(run.seed), 1)
-        taught = {"ema": run.ema is not None, "teacher": None if rounds is None else trained}
-        state = TrainState.create(trained, optimizer, key, mesh=self.mesh, **taught)
+        options: Any = {"ema": run.ema is not None, "teacher": None if rounds is None else trained}
+        state = TrainState.create(trained, optimizer, key, mesh=self.mesh, **options)
         step = make_train_step(
             loss if not kept else joined(loss, whole),
             optimizer,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from small_tokenizers import byte_level
-from stubs.tiny import drawn
+from stubs.tiny import drawn, tiny_denoiser_params
 
 import paradec_jax as pd
 from paradec_jax.cli import main
@@ -27,19 +27,20 @@ def source(tmp_path_factory):
         {"vocab_size": words.vocab_size, "max_length": 64},
         TokenSpec(stop=(words.id_of("<|im_end|>"),)),
     )
-    denoiser = dataclasses.replace(spec, mask=words.vocab_size, alignment="own")
-    sdar = dataclasses.replace(pd.PRESETS["test-sdar"], **{**sizes, "vocab_size": words.vocab_size + 1})
+    wide = sizes | {"vocab_size": words.vocab_size + 1}
+    fills = TokenSpec(stop=spec.stop, mask=words.vocab_size, alignment="own")
     models = {
-        "sdar": (dataclasses.replace(sdar, param_dtype="bfloat16"), denoiser),
+        "sdar": (dataclasses.replace(pd.PRESETS["test-sdar"], param_dtype="bfloat16", **wide), fills),
         "ours": (CausalConfig(tie_embeddings=False, **sizes, **SHAPE, **half), spec),
         "recurrent": (dataclasses.replace(pd.PRESETS["test-recurrent"], **sizes), spec),
         "denoiser": (
-            dataclasses.replace(pd.PRESETS["test-mdlm"], **{**sizes, "vocab_size": words.vocab_size + 1}),
-            denoiser,
+            dataclasses.replace(pd.PRESETS["test-mdlm"], **wide),
+            TokenSpec(mask=words.vocab_size, alignment="own"),
         ),
     }
     for name, (config, tokens) in models.items():
-        pd.save(root / name, pd.Model(config, drawn(init_params, config, 0), tokens, words, TEMPLATE))
+        params = tiny_denoiser_params(**wide) if name == "denoiser" else drawn(init_params, config, 0)
+        pd.save(root / name, pd.Model(config, params, tokens, words, TEMPLATE))
     assert main(["export", str(root / "ours"), str(root / "llama")]) == 0
     with (root / "data.jsonl").open("w") as file:
         for i in range(25):
