@@ -84,7 +84,7 @@ class Options:
             name = own or TRAINED["chains" if self.chains else "words"][1]
         elif self.chains and not any(pair.startswith(f"{name}=") for pair in self.heads):
             name = f"chains-{name}"
-        return self.there(name, f"train_head {name} --start {self.first}")
+        return self.there(name, f"MODEL={self.first} sh experiments/recipes/head.sh {name}")
 
     def there(self, name: str, command: str) -> str | None:
         """The folder of that name, None and a sentence where there is none."""
@@ -93,8 +93,7 @@ class Options:
             locate(place)
             return place
         print(
-            f"left out: {name}, which is not at {place}; "
-            f"train it with python -m experiments.block_diffusion.{command}",
+            f"left out: {name}, which is not at {place}; train it with {command}",
             file=sys.stderr,
         )
         return None

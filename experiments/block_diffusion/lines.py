@@ -142,7 +142,7 @@ class Rows:
         found, decoder = self.loaded(line), line.setting.decoder
         if lacks_head(found.model, decoder):
             raise ValueError(
-                f"{line.place} has no residual head, which {line.label} asks: train one, see train_head"
+                f"{line.place} has no residual head, which {line.label} asks: train one (recipes/head.sh)"
             )
         asks = "head" in decoder.further_networks and decoder.head is None
         settings = json.dumps(line.setting.settings(), sort_keys=True)

@@ -7,8 +7,8 @@ head beside it: the same decoder with a head that adds nothing (`head` "zero").
     python -m experiments.block_diffusion.study table1 table2 --ground chains --count 2000
 
 Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the names of heads
-trained on the chain (`train`, `train_head`). `--heads NAME=DIR` names others; a head that is missing is left out, and
-said so. Tables go to RESULTS/STUDY-GROUND.json; `lines.beside` says what each row is held against.
+trained on the chain (`recipes/blocks.sh`, `recipes/head.sh`). `--heads NAME=DIR` names others; a head that is missing
+is left out, and said so. Tables go to RESULTS/STUDY-GROUND.json; `lines.beside` says what each row is held against.
 """
 
 import sys
@@ -77,7 +77,7 @@ def noise(shop: Shop) -> list[Line]:
 
 def of_backbone(shop: Shop, name: str) -> list[Line]:
     """Another backbone without a head: static, dynamic, speculative."""
-    place = shop.options.there(name, f"train {name}")
+    place = shop.options.there(name, f"sh experiments/recipes/blocks.sh {name}")
     if place is None:
         return []
     static, half = BlockDenoising(rule="static"), -(-shop.block // 2)

@@ -1,6 +1,6 @@
 """Starts a command as several processes on this machine, which find each other; all end when one fails.
 
-`python -m experiments.launch.local --processes 2 --devices 2 -- python -m experiments.common.train tiny-causal`
+`python -m experiments.launch.local --processes 2 --devices 2 -- paradec train sft --model M --data F`
 
 SIGTERM and SIGINT go on to all of them; a run of `fit` then saves and ends with code 0. Those that have not ended
 when `--grace` is over, since one of them hangs as a rule, are killed.

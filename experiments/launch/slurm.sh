@@ -1,5 +1,5 @@
 #!/bin/bash
-# One process a node of SLURM: `sbatch experiments/launch/slurm.sh -m experiments.common.train tiny-recurrent`.
+# One process a node of SLURM: `sbatch experiments/launch/slurm.sh -m paradec_jax.cli train sft --model M --data F`.
 # JAX finds the coordinator, the number of processes and its own in the variables of the step. Two minutes before the
 # time limit scancel sends SIGTERM to the processes of the step (srun would end them, were it sent there): the run saves
 # and ends with code 0, and the job is queued again.

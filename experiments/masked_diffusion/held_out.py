@@ -1,20 +1,16 @@
 """What held-out text costs under a model of characters: a bound for a denoiser, the likelihood for a causal model."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from paradec_jax import Model
 from paradec_jax.data.text import windows
 from paradec_jax.evaluate.bound import Bound, bounds
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
-from paradec_jax.io import atomic_write_text
 
 
 def per_token(found: Sequence[Bound]) -> tuple[float, float]:
@@ -64,12 +60,3 @@ class HeldOut:
         """Nats a token, and their standard error over windows."""
         nats, error = per_token(self.costs(model, params, ids))
         return {"nats": nats, "nats_error": error}
-
-    def write(self, path: Path, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
-        """Writes `per_token` and how it was found to a JSON file, and returns it."""
-        found = self.per_token(model, params, ids)
-        kind = "bound" if model.token_spec.mask is not None else "likelihood"
-        precision = getattr(jax.config, "jax_default_matmul_precision", None)
-        told = {"kind": kind, **found, **dataclasses.asdict(self), "matmul_precision": precision}
-        atomic_write_text(path, json.dumps(told, indent=2) + "\n")
-        return found

@@ -32,9 +32,8 @@ import tyro
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
-from experiments.masked_diffusion import distill
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
-from experiments.masked_diffusion.markov_train import law_of, recipe_of
+from experiments.masked_diffusion.markov_train import recipe_of
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import facts, load, make_request, run, store
 from paradec_jax.config import TokenSpec
@@ -44,6 +43,7 @@ from paradec_jax.decode.rules import partition
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.intervals import Z95
 from paradec_jax.evaluate.likelihood import Span
+from paradec_jax.recipes.sdtt import Sdtt
 
 PERFECT, TEACHER = "perfect", "teacher"
 AT_A_TIME = 500  # samples that are drawn together
@@ -143,9 +143,9 @@ def writer_of(name: str, place: Path, dtype: str = "float32") -> Writer:
     return Writer(name, model.network, model.params, store.fingerprint(place))
 
 
-def aim_of(recipe: distill.Recipe, which: int) -> float:
+def aim_of(students: Sdtt, which: int) -> float:
     """The steps that the student of a round, counted from 0, aims at."""
-    return recipe.first_steps / recipe.jump ** (which + 1)
+    return students.rules.first_steps / students.rules.jump ** (which + 1)
 
 
 def plan(writers: Sequence[Writer], options: Options) -> Iterator[tuple[Writer, int, float]]:
@@ -351,7 +351,7 @@ def plot(rows: Sequence[Mapping[str, Any]], options: Options) -> None:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Measures, prints, writes and draws the rows."""
-    chain = law_of(options.folder)
+    chain = recipe_of(options.folder).chain
     writers = writers_of(options.folder, chain)
     measured: dict[Key, Measured] = {}
     for writer, steps, temperature in plan(writers, options):

@@ -15,31 +15,30 @@ import json
 import string
 import time
 from pathlib import Path
+from typing import Any
 
 from experiments.common.command import claim, run
 from experiments.common.processes import alone
-from experiments.masked_diffusion import distill, train
 from experiments.masked_diffusion.markov import Chain
-from paradec_jax import load
-from paradec_jax.data.text import Text, character_tokenizer
-from paradec_jax.tokenizer import Tokenizer
+from experiments.tasks import start
+from paradec_jax import store
+from paradec_jax.io import atomic_write_text
+from paradec_jax.losses import BoundRules
+from paradec_jax.losses.self_distillation import DistillationRules
+from paradec_jax.noise import Times
+from paradec_jax.recipes.masked import Masked
+from paradec_jax.recipes.run import Run, Stopped, train
+from paradec_jax.recipes.sdtt import Sdtt
 
-HELD_OUT = 512  # texts
-
-TEACHER = train.Recipe(
-    name="teacher",
-    width=64,
-    layers=3,
-    length=32,
-    rows=128,
-    steps=1200,
-    warmup=50,
-    cooldown=0.5,
-    weight_decay=0.01,
-)
-STUDENTS = distill.Recipe(
-    name="students", rounds=4, first_steps=32, updates=400, rows=64, warmup=50, learning_rate=1e-3
-)
+TEACHER: dict[str, Any] = {
+    "optimizer": "muon",
+    "learning_rate": 8e-3,
+    "adam_learning_rate": 3e-3,
+    "weight_decay": 0.01,
+    "warmup": 0.04,
+    "ema": 0.998,
+}
+STUDENTS: dict[str, Any] = {"learning_rate": 1e-3, "warmup": 0.03, "cooldown": 0.0, "ema": 0.99, "seed": 10}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,36 +47,27 @@ class Recipe:
 
     Attributes:
       chain: the law.
-      symbols: of the run of the chain that windows are taken from.
-      teacher: of the first training. No share of the run is held out: what is judged are texts drawn apart from it.
-      students: of all rounds.
+      symbols: of the run of the chain that windows are taken from. What is judged are texts drawn apart from it.
+      width, layers: of the denoiser.
+      updates: of the teacher.
+      students: all rounds of self-distillation.
+      round_updates: of each of them.
     """
 
     chain: Chain = Chain()  # noqa: RUF009
     symbols: int = 2_000_000
-    teacher: train.Recipe = TEACHER
-    students: distill.Recipe = STUDENTS
+    width: int = 64
+    layers: int = 3
+    updates: int = 1200
+    students: Sdtt = Sdtt(rounds=4, rules=DistillationRules(first_steps=32))  # noqa: RUF009
+    round_updates: int = 400
 
     def __post_init__(self) -> None:
-        length = self.chain.length
-        if self.teacher.length != length or self.students.length not in (None, length):
+        if self.symbols < self.chain.length or self.chain.symbols > len(string.ascii_lowercase):
             raise ValueError(
-                f"teacher and students must read windows of the chain's length {length}, not {self.teacher.length} "
-                f"and {self.students.length}"
+                f"symbols must be at least the length {self.chain.length}, of at most 26 kinds, not {self.symbols} "
+                f"of {self.chain.symbols}"
             )
-        if self.symbols < length or self.chain.symbols > len(string.ascii_lowercase):
-            raise ValueError(
-                f"symbols must be at least the length {length}, of at most 26 kinds, not {self.symbols} of "
-                f"{self.chain.symbols}"
-            )
-
-
-def source_of(recipe: Recipe) -> tuple[Text, Tokenizer]:
-    """The text, with letters for the symbols and held-out texts of the law's length one after the other."""
-    chain = recipe.chain
-    walked, held_out = chain.walk(recipe.symbols, [chain.seed, 1]), chain.draw(HELD_OUT, [chain.seed, 2])
-    tokenizer = character_tokenizer(string.ascii_lowercase[: chain.symbols])
-    return Text((walked,), (held_out.reshape(-1),), f"{chain.digest} {recipe.symbols}"), tokenizer
 
 
 def recipe_of(folder: Path) -> Recipe:
@@ -90,22 +80,29 @@ def recipe_of(folder: Path) -> Recipe:
     if not path.is_file():
         raise ValueError(f"there is no run in {folder}: train with `markov_train` first")
     told = json.loads(path.read_text(encoding="utf-8"))
-    law = told["chain"]
-    return Recipe(
-        Chain(tuple(law["weights"]), law["length"], law["seed"]),
-        told["symbols"],
-        train.Recipe(**told["teacher"]),
-        distill.Recipe(**told["students"]),
-    )
+    law, students = told.pop("chain"), told.pop("students")
+    rules = students.pop("rules")
+    rules |= {"times": Times(**rules["times"])}
+    students = Sdtt(**students, rules=DistillationRules(**rules))
+    return Recipe(Chain(tuple(law["weights"]), law["length"], law["seed"]), students=students, **told)
 
 
-def law_of(folder: Path) -> Chain:
-    """The law that a run was trained on.
+def trained(objective: Any, folder: Path, run: Path, until: float, rows: int, **options: Any) -> bool:
+    """Trains FOLDER/model on the text of a run where it is not there; tells whether it is, or the time is over."""
+    if not (folder / "model").exists():
+        left = max((until - time.monotonic()) / 60, 0.0)
+        options |= {"batch_tokens": rows * recipe_of(run).chain.length, "minutes": left, "out": folder}
+        try:
+            train(objective, Run(data=str(run / "text.jsonl"), **options))
+        except Stopped:
+            return False
+    return True
 
-    Raises:
-      ValueError: a folder without a run.
-    """
-    return recipe_of(folder).chain
+
+def distilled(students: Sdtt, updates: int, folder: Path, run: Path, until: float) -> bool:
+    """As `trained`, from the teacher of a run, with so many updates a round."""
+    model = str(run / "teacher" / "model")
+    return trained(students, folder, run, until, 64, model=model, updates=updates, **STUDENTS)
 
 
 def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes: float = 30.0) -> None:
@@ -117,19 +114,19 @@ def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes:
       minutes: after so many this call saves and ends; the next one goes on.
     """
     alone()
-    until = time.monotonic() + 60 * minutes
-    recipe = dataclasses.replace(recipe, teacher=recipe.teacher.settled(), students=recipe.students.settled())
+    until, chain, text = time.monotonic() + 60 * minutes, recipe.chain, folder / "text.jsonl"
     claim(folder, recipe)
-    source, tokenizer = source_of(recipe)
-    teacher, students = folder / "teacher", folder / "students"
-    if not (teacher / "held_out.json").exists() and not train.go_on(
-        recipe.teacher, train.untrained(recipe.teacher, tokenizer), source, teacher, None, minutes
-    ):
-        return
-    model = load(teacher / "model", dtype="float32")
-    if not (students / "held_out.json").exists():
-        left = max((until - time.monotonic()) / 60, 0.0)
-        distill.go_on(recipe.students, model, source, students, None, left)
+    if not text.exists():
+        walked = chain.walk(recipe.symbols, [chain.seed, 1])
+        letters = "".join(string.ascii_lowercase[symbol] for symbol in walked)
+        atomic_write_text(text, json.dumps({"text": letters}) + "\n")
+    sizes: dict[str, Any] = {"width": recipe.width, "layers": recipe.layers, "max_length": chain.length}
+    first = start.Options("tiny-mdlm", folder / "start", text, **sizes)
+    store.save(first.folder, start.begun(first), overwrite=True)
+    teacher = Masked(rules=BoundRules(times=Times(floor=0.02)))
+    options = {"model": str(first.folder), "updates": recipe.updates, **TEACHER}
+    if trained(teacher, folder / "teacher", folder, until, 128, **options):
+        distilled(recipe.students, recipe.round_updates, folder / "students", folder, until)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Students of a law that is known, distilled in other ways: divergences, lengths of rounds, jumps, resets, grids.
 
 `python -m experiments.masked_diffusion.markov_variants`, after `markov_train`. A variant is called as on the other
-ground (`distill.RECIPES`) and differs from the run's own students in the same way. All begin at the same teacher and
+ground (`recipes/sdtt.sh`) and differs from the run's own students in the same way. All begin at the same teacher and
 end at the same aim. But for the studied length of rounds all have as many updates as `half-rounds`, half of the run's
 own students', which are `halves`; where a round jumps farther there are fewer rounds, each of more updates:
 
@@ -24,11 +24,12 @@ from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.processes import alone
 from experiments.common.record import write_record
-from experiments.masked_diffusion import distill, markov_study
+from experiments.masked_diffusion import markov_study
 from experiments.masked_diffusion.markov import ChainDenoiser
 from experiments.masked_diffusion.markov_study import PERFECT, TEACHER, Measured, Writer
-from experiments.masked_diffusion.markov_train import recipe_of, source_of
-from paradec_jax import facts, load
+from experiments.masked_diffusion.markov_train import distilled, recipe_of
+from paradec_jax import facts
+from paradec_jax.recipes.sdtt import Sdtt
 
 OWN, REFERENCE = "halves", "half-rounds"
 STUDIES = {
@@ -39,7 +40,19 @@ STUDIES = {
     "targets": (REFERENCE, "grid-released"),
 }
 NAMES = tuple(dict.fromkeys(name for names in STUDIES.values() for name in names))
-KEPT = ("grid", "divergence", "released", "weights", "reset_optimizer", "reset_ema")
+# What differs from a run's own students: share of a round's updates (else a half), jump over theirs, rules, rounds.
+LENGTHS = {OWN: 1.0, "short-rounds": 0.25}
+JUMPS = {"fourths": 2, "eighths": 4}
+RULES: dict[str, dict[str, Any]] = {
+    **{name: {"divergence": name.replace("-", "_")} for name in ("forward-kl", "tvd", "mse", "chi-square")},
+    "tvd-released": {"divergence": "tvd", "released": True},
+    "grid-released": {"grid": "released"},
+}
+ROUNDS: dict[str, dict[str, Any]] = {
+    "optimizer-reset": {"reset_optimizer": True},
+    "ema-teacher": {"weights": "ema", "reset_ema": True},
+    "ema-teacher-reset": {"weights": "ema", "reset_ema": True, "reset_optimizer": True},
+}
 Sweeps = Mapping[int, Sequence[Measured]]
 
 
@@ -114,53 +127,39 @@ class Student:
     other: str
 
 
-def variant(name: str, own: distill.Recipe) -> distill.Recipe:
-    """What a name of `distill.RECIPES` means beside a run's own students."""
-    told, halves = distill.RECIPES[name], distill.RECIPES[OWN]
-    of_length = told if name in STUDIES["round_lengths"] else distill.RECIPES[REFERENCE]
-    steps, aim = (
-        own.rounds * max(own.updates * of_length.updates // halves.updates, 1),
-        markov_study.aim_of(own, own.rounds - 1),
-    )
-    rounds, jump = own.rounds, own.jump * told.jump // halves.jump
-    if jump != own.jump:
-        rounds = 1
-        while aim * jump ** (rounds + 1) <= own.first_steps:
-            rounds += 1
-    changes = {field: getattr(told, field) for field in KEPT}
-    first = round(aim * jump**rounds)
-    return dataclasses.replace(
-        own, name=name, rounds=rounds, jump=jump, first_steps=first, updates=steps // rounds, **changes
-    )
+def variant(name: str, own: Sdtt, updates: int) -> tuple[Sdtt, int]:
+    """What a name means beside a run's own students of so many updates a round: students, and updates of a round."""
+    steps, aim = own.rounds * max(int(updates * LENGTHS.get(name, 0.5)), 1), own.aim
+    jump, rounds = own.rules.jump * JUMPS.get(name, 1), own.rounds
+    if name in JUMPS:
+        reached = (n for n in range(1, own.rounds + 1) if aim * jump**n <= own.rules.first_steps)
+        rounds = max(reached, default=1)
+    changes = {"jump": jump, "first_steps": aim * jump**rounds, **RULES.get(name, {})}
+    rules = dataclasses.replace(own.rules, **changes)
+    return dataclasses.replace(own, rounds=rounds, rules=rules, **ROUNDS.get(name, {})), steps // rounds
 
 
-def trained(options: Options) -> dict[str, tuple[distill.Recipe, Path]] | None:
-    """Recipe and folder of each variant, trained where it was not; None where the minutes were over.
+def trained(options: Options) -> dict[str, tuple[Sdtt, Path]] | None:
+    """Rounds and folder of each variant, trained where it was not; None where the minutes were over.
 
     Raises:
       ValueError: a folder whose teacher or own students are not done.
     """
     until, run = time.monotonic() + 60 * options.minutes, recipe_of(options.folder)
     for part in ("teacher", "students"):
-        if not (options.folder / part / "held_out.json").exists():
+        if not (options.folder / part / "model").exists():
             raise ValueError(f"{options.folder / part} is not done: go on with `markov_train`")
-    model, source = load(options.folder / "teacher" / "model", dtype="float32"), source_of(run)[0]
     found = {}
     for name in options.variants:
-        recipe, place = variant(name, run.students), options.folder / "variants" / name
-        if name == OWN:
-            recipe, place = run.students, options.folder / "students"
-        elif not (place / "held_out.json").exists():
-            left = max((until - time.monotonic()) / 60, 0.0)
-            if not distill.go_on(recipe, model, source, place, None, left):
-                return None
-        found[name] = recipe, place
+        students, updates = variant(name, run.students, run.round_updates)
+        place = options.folder / ("students" if name == OWN else f"variants/{name}")
+        if not distilled(students, updates, place, options.folder, until):
+            return None
+        found[name] = students, place
     return found
 
 
-def students_of(
-    runs: Mapping[str, tuple[distill.Recipe, Path]], folder: Path, each_round: bool
-) -> Iterator[Student]:
+def students_of(runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round: bool) -> Iterator[Student]:
     """Whom to measure: the last student of each variant, more rounds of some, and some in bfloat16."""
     recipe = runs[REFERENCE][0]
     reference = f"{REFERENCE}-{recipe.rounds}"

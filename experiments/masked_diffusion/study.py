@@ -1,7 +1,7 @@
 """The studies of masked diffusion: `python -m experiments.masked_diffusion.study rounds frontier --text FILE`.
 
 What SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035) shows of its students, and the teacher at as many steps and
-a lower temperature beside them. Models are folders that trainings leave (`train`, `distill`), or any others:
+a lower temperature beside them. Models are folders of trainings (`recipes/masked.sh`, `sdtt.sh`), or any others:
 
     python -m experiments.masked_diffusion.study rounds --teacher DIR --students DIR DIR --judge DIR
 
@@ -108,7 +108,7 @@ class Options:
         if not found:
             raise ValueError(
                 f"no student in {self.runs / 'halves'}: name --students, or train some with "
-                f"python -m experiments.masked_diffusion.distill --text FILE halves"
+                f"sh experiments/recipes/sdtt.sh TEXT halves"
             )
         return found
 
@@ -181,11 +181,11 @@ def last_of(*names: str) -> Callable[[Options], list[Line]]:
     def lines(options: Options) -> list[Line]:
         found = over_steps("teacher", options.first, options)
         for name in names:
-            done = (options.runs / name / "held_out.json").exists()
+            done = (options.runs / name / "model").exists()
             if models := models_of(options.runs / name) if done else ():
                 found += over_steps(name, models[-1], options)
             else:
-                command = f"python -m experiments.masked_diffusion.distill --text FILE {name}"
+                command = f"sh experiments/recipes/sdtt.sh TEXT {name}"
                 print(
                     f"left out: {name}, which is not in {options.runs}; train it with {command}",
                     file=sys.stderr,

@@ -18,8 +18,7 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import hooks_of
-from experiments.common.train import rounded
+from experiments.common.runs import hooks_of, rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, fresh_problems, gather
 from experiments.recurrent_depth.growth import deepen_core

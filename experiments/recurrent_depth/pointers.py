@@ -17,8 +17,7 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.processes import alone
-from experiments.common.runs import hooks_of
-from experiments.common.train import rounded
+from experiments.common.runs import hooks_of, rounded
 from experiments.recurrent_depth.stepwise import stepwise_loss
 from experiments.tasks import build_tokenizer, token_spec
 from experiments.tasks.pointers import Stage, pointer_batches

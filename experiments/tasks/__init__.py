@@ -4,7 +4,6 @@ The package reads tasks from files alone (`paradec_jax.data.problems`); `python 
 """
 
 from experiments.tasks.batches import BUCKETS, Bucket, word_problem_batches
-from experiments.tasks.block_batches import block_batches, chain_batches
 from experiments.tasks.chains import Followers, MarkovLaw
 from experiments.tasks.pointers import exact_lists, pointer_problems
 from experiments.tasks.vocabulary import build_tokenizer, denoising_spec, token_spec
@@ -15,9 +14,7 @@ __all__ = [
     "Bucket",
     "Followers",
     "MarkovLaw",
-    "block_batches",
     "build_tokenizer",
-    "chain_batches",
     "denoising_spec",
     "exact_lists",
     "pointer_problems",

@@ -33,6 +33,7 @@ from paradec_jax.io import json_line, read_object
 FORMAT = 1  # of the arrays in a folder
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
+DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
 Row = tuple[list[int], list[bool]]
 
 
@@ -250,6 +251,8 @@ class BatchMaker:
     seed: int
     packed: bool
     buckets: tuple[Bucket, ...]
+    block: int | None = None
+    filler: int = 0
 
     @property
     def batches(self) -> int:
@@ -275,19 +278,30 @@ class BatchMaker:
         epoch, place = divmod(index, self.batches)
         bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        shape, names = (last - first, bucket.length), ("tokens", "targets", "positions", "segments")
-        batch: Batch = {name: np.zeros(shape, np.int32) for name in names}
-        batch["weights"] = np.zeros(shape, np.float32)
+        names: Any = ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
+        names += ("positions", "segments") if self.packed and not self.block else ()
+        batch: Batch = {
+            name: np.zeros((last - first, bucket.length), DTYPES.get(name, np.int32)) for name in names
+        }
         for i, row in enumerate(rows[first:last]):
             at = 0
             for number, example in enumerate(bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1):
-                ids, counted = self.examples[example]
-                here = i, slice(at, at := at + len(ids) - 1)
-                batch["tokens"][here], batch["targets"][here] = ids[:-1], ids[1:]
-                batch["weights"][here], batch["positions"][here] = counted[1:], np.arange(len(ids) - 1)
-                batch["segments"][here] = number
-        kept = batch if self.packed else ("tokens", "targets", "weights")
-        return Part({name: batch[name] for name in kept}, first, bucket.rows)
+                values = self.values(example, bucket.length - at)
+                size = len(values["tokens"])
+                values |= {"positions": np.arange(size), "segments": number}
+                for name in names:
+                    batch[name][i, at : at + size] = values[name]
+                at += size
+        return Part(batch, first, bucket.rows)
+
+    def values(self, example: int, room: int) -> dict[str, Any]:
+        """Arrays of one example: with blocks whole and filled, else its tokens and the next ones."""
+        ids, counted = self.examples[example]
+        if self.block is None:
+            return {"tokens": ids[:-1], "targets": ids[1:], "weights": counted[1:]}
+        extra = 0, min(-len(ids) % self.block, room - len(ids))
+        tokens = np.pad(ids, extra, constant_values=self.filler)
+        return {"tokens": tokens, "labelled": np.pad(counted, extra, mode="edge")}
 
 
 def example_batches(
@@ -299,6 +313,8 @@ def example_batches(
     packed: bool = False,
     multiple: int = 1,
     prefetch: int = 2,
+    block: int | None = None,
+    filler: int = 0,
 ) -> Endless:
     """Batches without end, of every example once an epoch, in an order drawn for each epoch.
 
@@ -313,11 +329,16 @@ def example_batches(
       packed: whether rows are packed; batches then have `positions` and `segments` [B, T], which count from 1.
       multiple: number that divides the rows of every batch, such as that of devices.
       prefetch: batches made ahead.
+      block: length of blocks; examples are then filled up to the end of their last block, as far as rows have room.
+      filler: token that does so, and counts where the token before it does: a model learns to end its last block.
 
     Returns:
-      An iterator over {"tokens", "targets", "weights"} [B, T]; rows that a batch lacks have weights 0.
+      An iterator over {"tokens", "targets", "weights"} [B, T], or with `block` {"tokens", "labelled", "positions"};
+      rows that a batch lacks have weights 0.
     """
     sizes = np.diff(examples.starts) - 1
+    if block is not None:
+        sizes = np.minimum(-(-(sizes + 1) // block) * block, length)
 
     def bucket(length: int, members: np.ndarray, counts: Any) -> Bucket:
         most = max(batch_tokens // length // multiple, 1) * multiple
@@ -334,8 +355,9 @@ def example_batches(
         groups = [(lengths[i], np.flatnonzero(which == i)) for i in np.unique(which)]
         buckets = [bucket(length, group, np.ones_like(group)) for length, group in groups]
     told = [examples.digest, seed, batch_tokens, length, packed, multiple]
+    told += [] if block is None else [block, filler]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    return Endless(BatchMaker(examples, seed, packed, tuple(buckets)), prefetch, digest)
+    return Endless(BatchMaker(examples, seed, packed, tuple(buckets), block, filler), prefetch, digest)
 
 
 def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:

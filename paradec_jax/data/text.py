@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
@@ -172,13 +172,17 @@ def windows(ids: Int32[np.ndarray, " N"], length: int, count: int | None = None)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowMaker:
-    """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i."""
+    """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i.
+
+    With `counted` the rows of a denoiser say which ids count, `labelled` and `weights`; else all do.
+    """
 
     ids: Int32[np.ndarray, " N"]
     seed: int
     rows: int
     length: int
     bos: int | None = None
+    counted: Bool[np.ndarray, " N"] | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 < self.length <= len(self.ids):
@@ -186,6 +190,11 @@ class WindowMaker:
                 f"need at least one row and a length from 1 to the text's {len(self.ids)} ids, "
                 f"not {self.rows} and {self.length}"
             )
+
+    @property
+    def batches(self) -> int:
+        """Batches that have as many ids as the text."""
+        return -(-len(self.ids) // (self.rows * self.length))
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`; {"tokens", "weights"} or, with `bos` set, "targets" too, each [B, L]."""
@@ -196,8 +205,11 @@ class WindowMaker:
         rng = np.random.Generator(np.random.Philox([self.seed, index]))
         first, last = share(self.rows)
         starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)[first:last]
-        rows = self.ids[starts[:, None] + np.arange(self.length)]
-        return Part(batch_of(rows, self.bos), first, self.rows)
+        at = starts[:, None] + np.arange(self.length)
+        batch = batch_of(self.ids[at], self.bos)
+        if self.counted is not None:
+            batch |= {"labelled": self.counted[at], "weights": self.counted[at].astype(np.float32)}
+        return Part(batch, first, self.rows)
 
 
 def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:

@@ -96,8 +96,8 @@ def masked_diffusion_loss(
     With `dropout` activations are dropped, at the rate of the network's config.
 
     Returns:
-      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding. Metrics: `accuracy` at hidden
-      positions and `hidden`, their share.
+      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding, and `labelled` [B, S], tokens
+      that may be hidden. Metrics: `accuracy` at hidden positions and `hidden`, their share.
     """
     mask = mask_of(spec)
     check_chunk(chunk)
@@ -130,4 +130,4 @@ def noise(
     t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
     probability, weight = rules.at(t)
     uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
-    return *hide(tokens, uniforms, probability, mask), weight
+    return *hide(tokens, uniforms, probability, mask, batch.get("labelled")), weight

@@ -15,6 +15,7 @@ Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) add
 import dataclasses
 from typing import Any, ClassVar
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -144,3 +145,30 @@ def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain")
         return jax.tree.unflatten(tree, drawn)
     params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
     return params | {"final_norm": jnp.zeros_like(params["final_norm"])} if init == "zero_gain" else params
+
+
+def inherited(config: ResidualHeadConfig, key: Array, backbone: Any) -> dict[str, Any]:
+    """Parameters whose residual begins at zero, and whose blocks are copies of the backbone's first ones.
+
+    These read the embeddings that they know: `fusion` begins as [1 ; draw], `embedding_norm` at the size of an
+    embedding. `backbone` are the backbone's parameters; all else as in `init_params`.
+
+    Raises:
+      ValueError: a backbone of fewer layers or of other shapes.
+    """
+    names = [f"layer_{i}" for i in range(config.layers)]
+    if missing := [name for name in names if name not in backbone]:
+        raise ValueError(
+            f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
+        )
+    params, table, dtype = init_params(config, key), backbone["embedding"], config.param_dtype
+    mine, theirs = ([tree[name] for name in names] for tree in (params, backbone))
+    why = "init inherited needs a backbone whose layers have the shapes of the head's"
+    chex.assert_trees_all_equal_shapes(mine, theirs, custom_message=why, exception_type=ValueError)
+    size = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
+    return {
+        **params,
+        **{name: jax.tree.map(lambda x: jnp.array(x, dtype), backbone[name]) for name in names},
+        "embedding_norm": jnp.full((config.width,), size, dtype),
+        "fusion": params["fusion"].at[: config.width].set(jnp.eye(config.width, dtype=dtype)),
+    }

@@ -22,24 +22,20 @@ from rich.progress import track
 from paradec_jax import decode
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
-from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.pairs import Selection, kept, pair_batches
 from paradec_jax.data.trajectories import Trajectories, append, claim
-from paradec_jax.decode.machine.request import keys_of
-from paradec_jax.evaluate.cases import Prompts, case_of
+from paradec_jax.evaluate.cases import case_of
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.generate import BUCKET
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.recipes.answers import MEASURED, answers, asked, here
 from paradec_jax.recipes.folder import by_first
 from paradec_jax.recipes.run import Job, Stopped
-from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.recipe import checksums
 
-MEASURED = 64  # held-out prompts that are decoded
 RULES = ConsistencyRules(
     context="clean", window=4, divide_by_pairs=False, prompt_weight=0.0, after_eos="drop", over="batch"
 )
@@ -108,7 +104,7 @@ class Jacobi:
                 return
             settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
-            ids, prompts = self.asked(job.examples, model, seed, self.problems)
+            ids, prompts = asked(job.examples, model, seed, self.problems, self.new_tokens, max(self.block))
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
@@ -128,25 +124,6 @@ class Jacobi:
         if not done.exists():
             raise Stopped(0)
         return Trajectories(folder)
-
-    def asked(self, examples: Examples, model: Model, seed: int, most: int | None) -> tuple[Any, Prompts]:
-        """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
-
-        Raises:
-          ValueError: there is none.
-        """
-        spec, room = model.token_spec, model.network.max_length - self.new_tokens
-        most_ids = room - max(self.block) - 8  # what is rounded up
-        first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
-        fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
-        if not fit:
-            raise ValueError(f'data: no line has a "prompt" or "messages" of 2 to {most_ids} tokens')
-        ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
-        rows = [examples.prompt(i) for i in ids]
-        lengths = np.asarray([len(row) for row in rows], np.int32)
-        width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
-        tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
-        return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), self.new_tokens, spec.stop)
 
     def objective(
         self, job: Job, model: Model, found: Trajectories, indices: np.ndarray, seed: int
@@ -181,7 +158,8 @@ class Jacobi:
         assert job.held_out is not None
         numbers = {"nats a token": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
         model, start, n = here(model), here(job.model), self.block[-1]
-        _, prompts = self.asked(job.held_out, model, job.run.seed, MEASURED)
+        options = self.new_tokens, max(self.block)
+        _, prompts = asked(job.held_out, model, job.run.seed, MEASURED, *options)
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
         texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
         spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]
@@ -193,23 +171,6 @@ class Jacobi:
             numbers[f"tokens a call, {name}"] = sum(map(len, found)) / calls
             numbers[f"equal to one by one, {name}"] = float(equal)
         return numbers
-
-
-def answers(prompts: Prompts, model: Model, decoder: Any, rows: int) -> tuple[list[list[int]], int]:
-    """Greedy answers to all prompts, so many decoded together, and the network calls that they took."""
-    case, texts, calls = case_of(Setting("", decoder), model, prompts.size), [], 0
-    numbers = np.arange(len(prompts.lengths))
-    for batch in np.split(numbers, range(rows, len(numbers), rows)):
-        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)))
-        texts += decoded.completions()[: len(batch)]
-        calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
-    return texts, calls
-
-
-def here(model: Model) -> Model:
-    """The model, of several processes whole on one device of this one, for what each computes alone."""
-    whole = jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params)))
-    return dataclasses.replace(model, params=whole)
 
 
 def rehearsing(loss: Objective, next_token: Objective, weight: float) -> Objective:

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from paradec_jax import store
@@ -27,7 +29,18 @@ from paradec_jax.recipes.hooks import Forecast, Limit
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
 from paradec_jax.sharding.processes import gathered
-from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, adamw, fit, make_train_step, muon
+from paradec_jax.train import (
+    Checkpoint,
+    Hook,
+    Log,
+    Preempt,
+    Rounds,
+    TrainState,
+    adamw,
+    fit,
+    make_train_step,
+    muon,
+)
 
 BOUNDS = {
     **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
@@ -158,24 +171,28 @@ class Job:
     def fit(
         self,
         part: str,
-        model: Model,
+        model: Any,
         loss: Objective,
         data: Any,
         *,
         updates: int,
         frozen: Any = None,
         flops: Flops | None = None,
-    ) -> Model:
+        rounds: Rounds | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> Any:
         """The model after so many updates, whose checkpoints and log lie in FOLDER/PART; a finished part is read.
 
         Args:
           part: name of the part; its folder.
-          model: where it starts; with LoRA a later part goes on with the adapter of the one before.
+          model: where it starts, perhaps a residual head; with LoRA a later part goes on with the adapter before it.
           loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
           data: batches.
           updates: length of the part.
           frozen: what the loss needs and does not train.
           flops: operations of an update in which all parameters train, for the log.
+          rounds: when the student becomes the teacher, which the model is at first; all parameters train.
+          hooks: further ones, which act before a checkpoint is written.
 
         Raises:
           Stopped: the time is over before the part is done.
@@ -189,45 +206,47 @@ class Job:
             trained, kept = self.adapters[-1] if self.adapters else (fresh, dict(model.params))
         optimizer = optimizer_of(run, model, updates)
         key = jax.random.fold_in(jax.random.key(run.seed), 1)
-        state = TrainState.create(trained, optimizer, key, ema=run.ema is not None, mesh=self.mesh)
+        options: Any = {"ema": run.ema is not None, "teacher": None if rounds is None else trained}
+        state = TrainState.create(trained, optimizer, key, mesh=self.mesh, **options)
         step = make_train_step(
             loss if not kept else joined(loss, whole),
             optimizer,
             frozen=frozen if not kept else {"kept": kept, "given": frozen},
+            rounds=rounds,
             ema_decay=run.ema,
             accumulate=run.accumulate,
         )
         log = Log(folder, every=20, flops=None if kept else flops)
         saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
-        hooks = [log, Forecast(), saves, Limit(self.until), Preempt()]
+        hooks = [log, Forecast(), *hooks, saves, Limit(self.until), Preempt()]
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
         if (done := int(state.step)) < updates:
             if jax.process_index() == 0:
                 over = f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
                 print(f"{over}: the same command goes on from there", flush=True)
             raise Stopped(0)
-        after = state.params
-        if state.ema is not None:
-            after = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
+        after = averaged(state)
         if run.lora is not None:
             self.adapters.append((after, kept))
         return dataclasses.replace(model, params=whole(after, kept))
 
-    def means(self, loss: Objective, model: Model) -> dict[str, float]:
-        """The loss and its metrics over the held-out examples, each once."""
+    def means(self, loss: Objective, model: Any, data: Any = None, frozen: Any = None) -> dict[str, float]:
+        """The loss and its metrics over an epoch of batches, by default of the held-out examples, each once."""
         assert self.held_out is not None
-        data: Any = self.batches(self.held_out, packed=False, seed=0, prefetch=0)
+        data = data or self.batches(self.held_out, packed=False, seed=0, prefetch=0)
         sums, total = jax.jit(loss.sums), None
-        for _ in range(data.make.batches):
+        for i in range(data.make.batches):
+            key = jax.random.fold_in(jax.random.key(0), i)
             with on(self.mesh):
-                found = sums(model.params, None, batch_on(self.mesh, next(data)), jax.random.key(0))
+                batch = batch_on(self.mesh, next(data)) | {"step": np.int32(0)}
+                found = sums(model.params, frozen, batch, key)
             total = found if total is None else jax.tree.map(jnp.add, total, found)
         assert total is not None
         value, metrics = loss.value(total)
         return {name: float(x) for name, x in {"loss": value, **metrics}.items()}
 
 
-def split(model: Model, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(model: Any, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters that train, and those that stay: below the upper layers, and of the vocabulary.
 
     Raises:
@@ -244,6 +263,13 @@ def split(model: Model, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
     upper = {f"layer_{i}" for i in range(count - max(round(share * count), 1), count)}
     trained = {name for name in params if name in upper or name.startswith("final")}
     return tuple({n: p for n, p in params.items() if (n in trained) == one} for one in (True, False))  # type: ignore
+
+
+def averaged(state: TrainState) -> Any:
+    """The average of a state in the types of its parameters; the parameters where it has none."""
+    if state.ema is None:
+        return state.params
+    return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
 
 
 def join(trained: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +291,7 @@ def joined(loss: Objective, join: Any) -> Objective:
     return Objective(sums, loss.value)
 
 
-def optimizer_of(run: Run, model: Model, updates: int) -> optax.GradientTransformation:
+def optimizer_of(run: Run, model: Any, updates: int) -> optax.GradientTransformation:
     """The run's optimizer on a schedule of so many updates."""
     warmup = min(round(run.warmup * updates), updates)
     ramps: dict[str, Any] = {
@@ -292,7 +318,7 @@ def in_training(model: Model, run: Run) -> Model:
     dtype, param_dtype = DTYPES[run.precision]
     config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=run.remat)
     params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
-    return dataclasses.replace(model, config=config, params=params)
+    return dataclasses.replace(model, config=config, params=params, head=None)  # which was trained beside it
 
 
 def train(objective: Any, run: Run) -> None:
@@ -317,12 +343,16 @@ def train(objective: Any, run: Run) -> None:
     if stored.family not in objective.families:
         suited = " and ".join(objective.families)
         raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
+    for option in getattr(objective, "without", ()):
+        if getattr(run, option) != getattr(Run, option):
+            raise ValueError(f"{option} is no option of {name}")
     model, own = in_training(stored, run), stored.config
     del stored
 
     def read(source: str) -> Examples:
         told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
-        return read_examples(source, model, folder=folder / "data", length=length_of(run, model), **told)
+        most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
+        return read_examples(source, model, folder=folder / "data", length=most, **told)
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
@@ -332,9 +362,15 @@ def train(objective: Any, run: Run) -> None:
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
     after = objective.train(job)
-    config = dataclasses.replace(after.config, dtype=own.dtype, param_dtype=own.param_dtype, remat=own.remat)
-    params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), after.params))
-    model = dataclasses.replace(after, config=config, params=params)
+
+    def as_read(part: Any) -> Any:
+        kinds = {name: getattr(own, name) for name in ("dtype", "param_dtype", "remat")}
+        params = gathered(jax.tree.map(lambda x: x.astype(own.param_dtype), part.params))
+        return dataclasses.replace(part, config=dataclasses.replace(part.config, **kinds), params=params)
+
+    model = as_read(after)
+    if after.head is not None:
+        model = dataclasses.replace(model, head=as_read(after.head))
     if job.adapters:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 

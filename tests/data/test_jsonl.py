@@ -135,6 +135,27 @@ def test_batches_have_every_example_once_an_epoch(examples, packed):
         batches(seed=4).set_state(moved.get_state())
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_with_blocks_examples_are_whole_and_fill_their_last_one(examples, packed):
+    options = {"batch_tokens": 128, "length": 34, "block": 4, "filler": 9, "prefetch": 0}
+    data, found, wanted = jsonl.example_batches(examples, seed=3, packed=packed, **options), [], []
+    for _ in range(data.make.batches):
+        batch = next(data)
+        for tokens, labelled, positions in zip(*batch.values(), strict=True):
+            starts = [
+                *np.flatnonzero((positions == 0) & (tokens > 0)),
+                int(np.argmax(np.cumsum(tokens > 0))) + 1,
+            ]
+            for low, high in itertools.pairwise(starts):
+                assert positions[low:high].tolist() == list(range(high - low))
+                found.append((tokens[low:high].tolist(), labelled[low:high].tolist()))
+    for i in range(len(examples)):
+        ids, counted = (row.tolist() for row in examples[i])
+        extra = min(-len(ids) % 4, 34 - len(ids))
+        wanted.append((ids + [9] * extra, counted + [True] * extra))
+    assert sorted(found) == sorted(wanted)
+
+
 def test_packed_rows_have_the_loss_of_rows_of_their_own(examples):
     loss, found = next_token_loss(tiny_causal()), []
     sums = jax.jit(lambda batch: loss.sums(tiny_causal_params(), None, batch, None))

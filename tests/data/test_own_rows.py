@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.tasks import Followers, build_tokenizer, chain_batches, denoising_spec, token_spec
+from experiments.tasks import build_tokenizer, token_spec
 from experiments.tasks.batches import BatchMaker, Bucket
-from experiments.tasks.block_batches import block_batches
 from experiments.tasks.pointers import pointer_batches
 from paradec_jax.data.endless import Endless, Part
 from paradec_jax.data.pairs import pair_batches
@@ -23,12 +22,6 @@ def problems(_):
     return BatchMaker(build_tokenizer(), 3, "train", 500, BUCKETS, EVEN, 0.0, token_spec())
 
 
-def blocks(length=None):
-    tokenizer = build_tokenizer(mask=True)
-    options = {"block": 8, "spec": denoising_spec(tokenizer), "batch_tokens": 800, "buckets": BUCKETS}
-    return block_batches(tokenizer, seed=5, mixture=EVEN, length=length, **options).make
-
-
 def pairs(folder):
     rng = np.random.default_rng(0)
     claim(folder, 4, {})
@@ -41,14 +34,11 @@ def pairs(folder):
 MAKERS = {
     "windows": lambda _: WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16, bos=0),
     "problems": problems,
-    "blocks": lambda _: blocks(),
-    "packed blocks": lambda _: blocks(200),
     "pairs": pairs,
 }
 
 
 WHOLE = {  # makers of whole batches alone
-    "chains": lambda _: chain_batches(Followers(), seed=1, rows=3, prompt=8).make,
     "pointers": lambda _: pointer_batches(build_tokenizer(), seed=2).make,
 }
 

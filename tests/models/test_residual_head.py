@@ -10,11 +10,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 from test_transformer import norm_of, through_layers
 
-from experiments.block_diffusion.inherited import inherited
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
-from paradec_jax.models.residual_head import INITS
+from paradec_jax.models.residual_head import INITS, inherited
 from paradec_jax.models.residual_head import init_params as begin
 
 BACKBONE = PRESETS["test-sdar"]

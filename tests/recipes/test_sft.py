@@ -1,57 +1,14 @@
 """`paradec train sft` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from small_tokenizers import byte_level
-from stubs.tiny import drawn
+from commands import weights, words
 
 import paradec_jax as pd
 from paradec_jax.cli import main
-from paradec_jax.config import CausalConfig, TokenSpec
-from paradec_jax.families import init_params
-
-ROOT = Path(__file__).parents[2]
-SHAPE = {"width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 24, "qkv_bias": False}
-TEMPLATE = "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}" + (
-    "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A Hugging Face folder in bfloat16, and 50 lines."""
-    root, words = tmp_path_factory.mktemp("source"), byte_level()
-    half = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
-    config = CausalConfig(vocab_size=words.vocab_size, max_length=64, tie_embeddings=False, **SHAPE, **half)
-    spec, params = TokenSpec(stop=(words.id_of("<|im_end|>"),)), drawn(init_params, config, 0)
-    pd.save(root / "ours", pd.Model(config, params, spec, words, TEMPLATE))
-    assert main(["export", str(root / "ours"), str(root / "llama")]) == 0
-    with (root / "data.jsonl").open("w") as file:
-        for i in range(25):
-            pair = [("user", f"a b {i}"), ("assistant", f"b a {i}")]
-            talk = {"messages": [{"role": role, "content": text} for role, text in pair]}
-            lines = (talk, {"prompt": f"x {i} ", "response": f"is {i}"})
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    return root
-
-
-def words(source, folder, *options, updates=6):
-    told = ["train", "sft", "--model", source / "llama", "--data", source / "data.jsonl", "--out", folder]
-    told += ["--updates", updates, "--batch-tokens", 256, "--learning-rate", 1e-2, *options]
-    return [str(word) for word in told]
-
-
-def weights(folder):
-    return {path.name: path.read_bytes() for path in (folder / "model").glob("*.safetensors")}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +21,7 @@ def whole(source, tmp_path_factory):
 
 def test_a_run_ends_in_a_model_and_what_it_is_worth(source, whole):
     model, start = pd.load(whole / "model"), pd.load(source / "llama")
-    assert model.config.param_dtype == "bfloat16" and model.chat_template == TEMPLATE
+    assert model.config.param_dtype == "bfloat16" and model.chat_template
     assert jax.tree.map(lambda x: x.dtype, model.params) == jax.tree.map(
         lambda x: x.dtype, dict(start.params)
     )
@@ -112,39 +69,6 @@ def test_refusals(source, whole, options, reason, tmp_path, capsys):
     assert main(words(source, tmp_path / "run", "--seed", 1, *options)) == 1
     said = capsys.readouterr().err
     assert reason in said and said.count("\n") == 1
-
-
-def started(source, folder, *options, launcher=(), **kinds):
-    path = {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
-    program = [sys.executable, "-m", "paradec_jax.cli", *words(source, folder, *options, **kinds)]
-    return subprocess.Popen([*launcher, *program], cwd=ROOT, env=os.environ | path)
-
-
-@pytest.mark.slow
-def test_kill_9_changes_no_bit(source, tmp_path):
-    often = {"updates": 40}
-    assert main(words(source, tmp_path / "whole", **often)) == 0
-    process = started(source, tmp_path / "run", "--checkpoint-every", 1, **often)
-    while not (tmp_path / "run" / "sft" / "checkpoints" / "3").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not (tmp_path / "run" / "model").exists()
-    assert started(source, tmp_path / "run", **often).wait() == 0
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_losses_of_one(source, tmp_path):
-    losses = []
-    for count in "12":
-        launcher = [sys.executable, "-m", "experiments.launch.local", "--processes", count]
-        launcher += ["--devices", str(2 // int(count)), "--"]
-        options = ("--held-out", source / "data.jsonl", "--cluster.fsdp", 2, "--layers", 0.5)
-        assert started(source, tmp_path / count, *options, launcher=launcher).wait() == 0
-        lines = [json.loads(line) for line in (tmp_path / count / "metrics.jsonl").read_text().splitlines()]
-        losses.append([lines[0]["loss"], lines[-1]["before"]["loss"], lines[-1]["after"]["loss"]])
-    assert np.allclose(*losses, rtol=1e-5)
 
 
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):

@@ -1,23 +1,13 @@
 """What studies of block diffusion compute: magnitudes, acceptance, choices, rivals, judged divergences, weights."""
 
-import dataclasses
-import functools
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from reading import read
 from toys import CHAIN, of_blocks
 
-from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
+from experiments.block_diffusion import acceptance, lines, problems, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
-from experiments.tasks import build_tokenizer, token_spec
-from paradec_jax import BlockDenoising, Model, make_request, store, trace
-from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
-from paradec_jax.families import init_params, network_of
-from paradec_jax.models import ResidualHeadNetwork, residual_head
+from paradec_jax import BlockDenoising, make_request, trace
 
 pytestmark = pytest.mark.slow
 BLOCK = 4
@@ -95,35 +85,3 @@ def test_the_fewest_calls_that_are_right_enough():
     base, *rows = ({"exact": n, "problems": 100, "network_calls_per_token": calls} for n, calls in pairs)
     assert [tuned.best_of(rows, base, points) for points in (1.0, 2.0, 0.0)] == [0, 2, 1]
     assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
-
-
-def test_a_head_that_adds_nothing_is_judged_to_be_none():
-    model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
-    head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, 1))
-    judge = train_head.Judge(model, head, recipe.rules(), recipe.source(), 128, 1).of()
-    found = judge(residual_head.init_params(head.config, jax.random.key(0)))
-    assert found["kl"] == pytest.approx(found["uncorrected_kl"], abs=1e-6) and found["kl"] > 1e-3
-    assert found["agreement"] == found["uncorrected_agreement"]
-
-
-@functools.cache
-def causal() -> Model:
-    """A causal model of the words, of the shape of the toy."""
-    changes = {"qkv_bias": False, "qk_norm": True, "tie_embeddings": False, "vocab_size": 375}
-    config = dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes)
-    return Model(config, init_params(config, jax.random.key(3)), token_spec(), build_tokenizer())
-
-
-@pytest.mark.parametrize("look_back", [False, True])
-def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
-    store.save(tmp_path / "model", causal())
-    init = str(tmp_path / "model")
-    recipe = train.Recipe(preset="test-sdar", init=init, look_back=look_back, alignment="next")
-    model = train.untrained(recipe, recipe.source())
-    assert model.config.layers == causal().config.layers + look_back and model.config.block == 8
-    tokens, mask = jnp.asarray([[5, 9, 300, 12, 7]]), jnp.tril(jnp.ones((5, 5), bool))
-    found, wanted = (
-        read(network_of(one.config), dict(one.params), tokens, None, None, mask)[0]
-        for one in (model, causal())
-    )
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -95,12 +95,11 @@ def test_one_process_needs_nothing_and_what_jax_says_is_one_sentence(monkeypatch
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".yaml", ".sh"))
 )
-def test_files_of_clusters_are_well_formed_and_name_modules_that_are_there(name):
+def test_files_of_clusters_are_well_formed_and_train(name):
     text = (FOLDER / name).read_text()
     if name.endswith(".sh"):
         subprocess.run(["bash", "-n", str(FOLDER / name)], check=True)
     else:
         parts = list(yaml.safe_load_all(text))
         assert parts[-1]["kind"] in ("JobSet", "Job") and all("metadata" in part for part in parts)
-    (module,) = set(re.findall(r"experiments\.common\.\w+", text))
-    assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
+    assert re.search(r"-m,? paradec_jax\.cli,? train,? sft", text)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from experiments.common import precision
 from experiments.masked_diffusion import frontier, latency
 from experiments.masked_diffusion.texts import left_out
 from paradec_jax import load
@@ -62,10 +61,3 @@ def test_latency_by_formula():
     assert found == {key: pytest.approx(value, rel=0.2) for key, value in wanted.items()}
     crossed = latency.crossovers(rows)
     assert crossed[16] is None and 1 < crossed[32] < 8
-
-
-def test_the_precision_follows_the_processor(tmp_path):
-    for flags, wanted in (("avx2 amx_bf16 amx_tile", "BF16_BF16_F32"), ("avx2 avx512_bf16", "float32")):
-        (tmp_path / "cpuinfo").write_text(f"flags\t: {flags}")
-        assert precision.natural(tmp_path / "cpuinfo") == wanted
-    assert precision.natural(tmp_path / "none") == "float32"

@@ -161,11 +161,7 @@ def tuning(toys):
 @pytest.fixture(scope="module")
 def markov(toys):
     """A teacher of a law that is known, and its students."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(markov_train, "HELD_OUT", 4)
-        markov_train.main(
-            TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys), toys / "markov"
-        )
+    markov_train.main(TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys), toys / "markov")
 
 
 def placed(value: Any, toys: Path) -> Any:

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.block_diffusion import train
 from experiments.recurrent_depth import pointers
-from experiments.tasks import build_tokenizer, token_spec
+from experiments.tasks import build_tokenizer, start, token_spec
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.text import character_spec, character_tokenizer
 from paradec_jax.families import PRESETS, init_params, parameter_shapes
@@ -18,8 +17,8 @@ from paradec_jax.store import Model, ResidualHead, save
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 40
 LENGTH = 12  # characters of a sample
-CHAIN = train.Recipe(name="chains", ground="chains", init=None, preset="test-sdar", layers=1, blocks=(4,))
-WORDS = train.Recipe(name="words", preset="test-sdar", init=None, blocks=(4, 8))
+CHAIN = start.Options("test-sdar", Path(), chains=True, layers=1, block=4)
+WORDS = start.Options("test-sdar", Path(), block=4)
 POINTERS = dataclasses.replace(pointers.RECIPES["tiny-pointers"], width=16, heads=2)
 
 
@@ -40,8 +39,8 @@ def of_characters(preset: str, seed: int) -> Model:
     return Model(config, params, spec, tokenizer)
 
 
-def of_blocks(recipe: train.Recipe, **changes: Any) -> Model:
-    model = train.untrained(recipe, recipe.source())
+def of_blocks(options: start.Options, **changes: Any) -> Model:
+    model = start.begun(options)
     params = jax.tree.map(lambda x: 2 * x, dict(model.params))
     return dataclasses.replace(model, params=params, config=dataclasses.replace(model.config, **changes))
 
@@ -64,7 +63,7 @@ def make(folder: Path) -> Path:
         "other": of_words("test-causal", 1),
         "recurrent": of_words("test-recurrent", 0),
         "pointers": of_pointers(),
-        "words": of_blocks(WORDS, max_length=256),
+        "words": of_blocks(WORDS, blocks=(4, 8), max_length=256),
         "chains/model": chain,
         "chains-head/model": with_head(chain),
         "tiny-mdlm/model": of_characters("test-mdlm", 0),
@@ -76,5 +75,5 @@ def make(folder: Path) -> Path:
     for name, model in models.items():
         save(folder / name, model)
     (folder / "text.txt").write_text(TEXT)
-    (folder / "halves" / "held_out.json").write_text("{}")
+    save(folder / "halves" / "model", models["halves/round-1/model"])
     return folder

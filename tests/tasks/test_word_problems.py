@@ -264,3 +264,13 @@ def test_batches_of_auxiliary_tasks(tokenizer):
         counted = tokenizer.decode(targets[weights == 1])
         assert re.sub(r"\D", "", counted) == results
     assert not np.array_equal(maker(1)["tokens"], batch["tokens"])
+
+
+def test_the_mask_comes_after_all_other_tokens(tokenizer):
+    masked, text = vocabulary.build_tokenizer(mask=True), wp.problem(0, 0, "train", 4).prompt
+    spec = vocabulary.denoising_spec(masked)
+    assert masked.vocab_size == tokenizer.vocab_size + 1 == spec.mask + 1
+    assert masked.encode(text) == tokenizer.encode(text)
+    assert masked.encode("<|mask|>") == [spec.mask] and masked.decode([spec.mask]) == "<|mask|>"
+    assert (spec.bos, spec.stop, spec.pad) == (1, (2,), 0) and spec.alignment == "own"
+    assert vocabulary.denoising_spec(masked, "next").alignment == "next"

@@ -1,0 +1,79 @@
+"""Greedy answers of a model to the prompts of its data, and how many tokens a network call gives."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax import decode
+from paradec_jax.data.jsonl import Examples
+from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.evaluate.cases import Prompts, case_of
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.generate import BUCKET
+from paradec_jax.model import Model
+from paradec_jax.recipes.run import Job
+from paradec_jax.sharding.processes import gathered, shared
+
+MEASURED = 64  # held-out prompts that are decoded
+ROWS = 32  # of them that are decoded together
+MOST = 256  # tokens of a held-out answer
+
+
+def asked(
+    examples: Examples, model: Model, seed: int, most: int | None, new_tokens: int, block: int
+) -> tuple[Any, Prompts]:
+    """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
+
+    Raises:
+      ValueError: there is none.
+    """
+    spec, room = model.token_spec, model.network.max_length - new_tokens
+    most_ids = room - block - 8  # what is rounded up
+    first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
+    fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
+    if not fit:
+        raise ValueError(f'data: no line has a "prompt" or "messages" of 2 to {most_ids} tokens')
+    ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
+    rows = [examples.prompt(i) for i in ids]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
+    tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
+    return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), new_tokens, spec.stop)
+
+
+def answers(
+    prompts: Prompts, model: Model, decoder: Any, rows: int, knobs: Any = None
+) -> tuple[list[list[int]], int]:
+    """Answers to all prompts, so many decoded together, and the network calls that they took."""
+    case, texts, calls = case_of(Setting("", decoder, knobs), model, prompts.size), [], 0
+    numbers = np.arange(len(prompts.lengths))
+    for batch in np.split(numbers, range(rows, len(numbers), rows)):
+        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)), knobs)
+        texts += decoded.completions()[: len(batch)]
+        calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
+    return texts, calls
+
+
+def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[str, float]:
+    """Tokens a call of a decoder on held-out prompts, and the share of answers equal to those of a slow one.
+
+    `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for their answers.
+    """
+    assert job.held_out is not None
+    held_out, model = job.held_out, here(model)
+    new_tokens = min(max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST)
+    try:
+        _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, window)
+    except ValueError:
+        return {}
+    (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
+    equal = np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+    return {"tokens a call": sum(map(len, found)) / calls, "equal to one by one": float(equal)}
+
+
+def here(model: Any) -> Any:
+    """The model or head, of several processes whole on one device of this one, for what each computes alone."""
+    whole = jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params)))
+    return dataclasses.replace(model, params=whole)

@@ -1,0 +1,76 @@
+"""Training of a recurrent-depth model at random depth, so that it serves any number of recurrences.
+
+::
+
+    r ~ draw(M(t)),    M(t) = first_mean + p (mean - first_mean),    p = clip((t / T - begin) / (end - begin), 0, 1)
+
+for update t of T, where growth is (begin, end). Only the last recurrences carry gradient (Geiping et al. 2025,
+arXiv 2502.05171, section 3).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from paradec_jax.decode import Static, Wavefront
+from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
+from paradec_jax.model import Model
+from paradec_jax.models import batch_flops
+from paradec_jax.recipes.answers import speed
+from paradec_jax.recipes.run import Job
+
+DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """Trains a recurrent-depth model at random depth: each update draws its number of recurrences.
+
+    Attributes:
+      draw: distribution of the recurrences, of mean M + 1 (poisson_lognormal) or M (exponential).
+      mean: M; the recurrences of the model's config by default.
+      first_mean: M before it grows; `mean` by default.
+      growth: shares of the run between which M grows.
+      backprop_depth: last recurrences that carry gradient; as the model's config by default.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+    """
+
+    draw: Literal["poisson_lognormal", "exponential"] = "poisson_lognormal"
+    mean: float | None = None
+    first_mean: float | None = None
+    growth: tuple[float, float] = (0.0, 1.0)
+    backprop_depth: int | None = None
+    chunk: int | None = 256
+
+    families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
+    without: ClassVar[tuple[str, ...]] = ("packed",)
+
+    def __post_init__(self) -> None:
+        begin, end = self.growth
+        means = [mean for mean in (self.mean, self.first_mean) if mean is not None]
+        if not 0 <= begin < end <= 1 or min(means, default=1) <= 0:
+            raise ValueError("growth must be two shares, the first one below the second, and means above 0")
+
+    def train(self, job: Job) -> Model:
+        """One part: as many updates as the run has."""
+        network, data = job.model.network, job.batches(job.examples)
+        updates = job.updates(data)
+        last = network.config.mean_recurrence if self.mean is None else self.mean
+        first, (begin, end) = last if self.first_mean is None else self.first_mean, self.growth
+
+        def mean(step: jax.Array) -> jax.Array:
+            return first + jnp.clip((step / updates - begin) / (end - begin), 0.0, 1.0) * (last - first)
+
+        loss = recurrent_loss(network, DRAWS[self.draw](mean), self.backprop_depth, chunk=self.chunk)
+        flops = batch_flops(network, self.backprop_depth)
+        return job.fit("recurrent", job.model, loss, data, updates=updates, flops=flops)
+
+    def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
+        """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes the same."""
+        r = model.network.config.mean_recurrence
+        loss = recurrent_loss(model.network, lambda key, step: jnp.int32(r), chunk=self.chunk)
+        wave, nats = Wavefront(), job.means(loss, model)["loss"]
+        return {"nats a token": nats, **speed(job, model, wave, Static(), wave.window)}

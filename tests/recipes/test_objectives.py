@@ -1,0 +1,43 @@
+"""Laws of every objective of `paradec train`: what a killed run ends in, and what two processes train."""
+
+import json
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from commands import STARTS, started, weights, words
+
+from paradec_jax.cli import main
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("objective", STARTS)
+def test_kill_9_changes_no_bit(source, objective, tmp_path):
+    often = {"updates": 40, "objective": objective}
+    assert main(words(source, tmp_path / "whole", **often)) == 0
+    process = started(source, tmp_path / "run", "--checkpoint-every", 1, **often)
+    while not (tmp_path / "run" / objective / "checkpoints" / "3").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and not (tmp_path / "run" / "model").exists()
+    assert started(source, tmp_path / "run", **often).wait() == 0
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("objective", STARTS)
+def test_two_processes_have_the_losses_of_one(source, objective, tmp_path):
+    losses, more = [], ("--layers", 0.5) if objective == "sft" else ()
+    for count in "12":
+        launcher = [sys.executable, "-m", "experiments.launch.local", "--processes", count]
+        launcher += ["--devices", str(2 // int(count)), "--"]
+        options = ("--held-out", source / "data.jsonl", "--cluster.fsdp", 2, *more)
+        process = started(source, tmp_path / count, *options, launcher=launcher, objective=objective)
+        assert process.wait() == 0
+        lines = [json.loads(line) for line in (tmp_path / count / "metrics.jsonl").read_text().splitlines()]
+        first, last = lines[0], lines[-1]
+        losses.append([first["loss"], *last["before"].values(), *last["after"].values()])
+    assert np.allclose(*losses, rtol=1e-5)
