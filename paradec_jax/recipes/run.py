@@ -317,6 +317,8 @@ def train(objective: Any, run: Run) -> None:
     if stored.family not in objective.families:
         suited = " and ".join(objective.families)
         raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
+    if run.packed and not getattr(objective, "packs", True):
+        raise ValueError(f"packed is no option of {name}")
     model, own = in_training(stored, run), stored.config
     del stored
 

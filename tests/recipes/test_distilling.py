@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 from small_tokenizers import byte_level
@@ -72,8 +73,8 @@ def test_other_losses(run, changes, tmp_path):
 def test_rehearsal_adds_its_loss():
     one = Objective(lambda params, frozen, batch, key: {"loss": weighted(batch["x"], jnp.ones(2))})
     both = jacobi.rehearsing(one, one, 10.0)
-    batch = {"pairs": {"x": jnp.array([1.0, 3.0])}, "fresh": {"x": jnp.array([0.5, 0.7])}}
-    value, metrics = both(None, None, batch, None)
+    batch = {"pairs": {"x": jnp.array([1.0, 3.0])}, "fresh": {"x": jnp.array([0.5, 0.7])}, "step": 0}
+    value, metrics = both(None, None, batch, jax.random.key(0))
     assert float(value) == pytest.approx(2 + 10 * 0.6) and float(metrics["rehearsal_loss"]) == pytest.approx(
         0.6
     )

@@ -1,4 +1,4 @@
-"""`paradec train sft` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
+"""`paradec train` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def source(tmp_path_factory):
     return root
 
 
-def words(source, folder, *options, updates=6):
-    told = ["train", "sft", "--model", source / "llama", "--data", source / "data.jsonl", "--out", folder]
+def words(source, folder, *options, updates=6, objective="sft"):
+    told = ["train", objective, "--model", source / "llama", "--data", source / "data.jsonl", "--out", folder]
     told += ["--updates", updates, "--batch-tokens", 256, "--learning-rate", 1e-2, *options]
     return [str(word) for word in told]
 
@@ -120,30 +120,45 @@ def started(source, folder, *options, launcher=(), **kinds):
     return subprocess.Popen([*launcher, *program], cwd=ROOT, env=os.environ | path)
 
 
+JACOBI = ("--block", 4, "--new-tokens", 8, "--rows", 4)
+SAVED = "checkpoints/3"
+
+
 @pytest.mark.slow
-def test_kill_9_changes_no_bit(source, tmp_path):
-    often = {"updates": 40}
-    assert main(words(source, tmp_path / "whole", **often)) == 0
-    process = started(source, tmp_path / "run", "--checkpoint-every", 1, **often)
-    while not (tmp_path / "run" / "sft" / "checkpoints" / "3").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not (tmp_path / "run" / "model").exists()
-    assert started(source, tmp_path / "run", **often).wait() == 0
+@pytest.mark.parametrize(
+    ("objective", "options", "places"),
+    [
+        ("sft", (), [f"sft/{SAVED}"]),
+        ("jacobi", JACOBI, ["round-0/trajectories/shard-00003.npy", f"round-0/{SAVED}"]),
+    ],
+)
+def test_kill_9_changes_no_bit(source, tmp_path, objective, options, places):
+    often = {"updates": 40, "objective": objective}
+    assert main(words(source, tmp_path / "whole", *options, **often)) == 0
+    for place in places:
+        process = started(source, tmp_path / "run", *options, "--checkpoint-every", 1, **often)
+        while not (tmp_path / "run" / place).exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL and not (tmp_path / "run" / "model").exists()
+    assert started(source, tmp_path / "run", *options, **often).wait() == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_losses_of_one(source, tmp_path):
+@pytest.mark.parametrize(("objective", "options"), [("sft", ()), ("jacobi", JACOBI)])
+def test_two_processes_have_the_losses_of_one(source, tmp_path, objective, options):
+    """On as many devices, of which the rows of a batch are a multiple."""
     losses = []
     for count in "12":
         launcher = [sys.executable, "-m", "experiments.launch.local", "--processes", count]
         launcher += ["--devices", str(2 // int(count)), "--"]
-        options = ("--held-out", source / "data.jsonl", "--cluster.fsdp", 2, "--layers", 0.5)
-        assert started(source, tmp_path / count, *options, launcher=launcher).wait() == 0
-        lines = [json.loads(line) for line in (tmp_path / count / "metrics.jsonl").read_text().splitlines()]
-        losses.append([lines[0]["loss"], lines[-1]["before"]["loss"], lines[-1]["after"]["loss"]])
+        more = (*options, "--held-out", source / "data.jsonl", "--cluster.fsdp", 2, "--layers", 0.5)
+        process = started(source, tmp_path / count, *more, launcher=launcher, objective=objective)
+        assert process.wait() == 0
+        first, *_, last = map(json.loads, (tmp_path / count / "metrics.jsonl").read_text().splitlines())
+        losses.append([first["loss"], *last["before"].values(), *last["after"].values()])
     assert np.allclose(*losses, rtol=1e-5)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from toys import POINTERS
 
-from experiments.jacobi import distill
 from experiments.masked_diffusion.markov import Chain
 from experiments.tasks.pointers import Stage
 from paradec_jax import load, store
@@ -46,7 +45,6 @@ CHAIN: dict[str, Any] = {"ground": "chains", "batch_tokens": 128, "layers": 1, "
 ROUNDS: dict[str, Any] = {"rounds": 2, "first_steps": 8, "updates": 2, "rows": 2, "warmup": 1}
 ROUNDS |= {"matmul_precision": "highest"}
 CHARACTERS: dict[str, Any] = {"preset": "test-mdlm", "rows": 2, **SMALL}
-PAIRS: dict[str, Any] = {"batch_tokens": 512, "replay_tokens": 512, "matmul_precision": "highest"}
 LAW = Chain((0.7, 0.2, 0.1), 8, 1)
 FOUR: dict[str, Any] = {"steps": 4, "cooldown": 1, "matmul_precision": "highest"}
 WORDS = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=512)
@@ -54,13 +52,6 @@ SIZES = (
     (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
     (2, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
 )  # two, one after the other
-
-
-def collected(module: Any, toys: Path) -> Any:
-    """Two rounds of two updates on trajectories of seven problems."""
-    stage = module.Round(block=4, problems=7, updates=2, warmup=0, cooldown=1, window=2)
-    rounds, start = (stage, dataclasses.replace(stage, block=8)), str(toys / "causal")
-    return module.Recipe(start=start, rounds=rounds, steps=(2, 2), max_new_tokens=8, **PAIRS)
 
 
 TRAININGS = {
@@ -104,12 +95,6 @@ TRAININGS = {
         models=("teacher/model", "students/round-0/model", "students/round-1/model"),
         patches={"HELD_OUT": 4},
     ),
-    "jacobi.distill": Training(collected, models=("round-0/model", "round-1/model"), patches={"ROWS": 3}),
-    "recurrent_depth.distill_waves": Training(
-        lambda module, toys: module.Recipe(
-            start=str(toys / "recurrent"), updates=2, warmup=0, cooldown=1, **PAIRS
-        )
-    ),
     "recurrent_depth.pointers": Training(
         lambda module, toys: dataclasses.replace(
             POINTERS,
@@ -127,7 +112,6 @@ def killed(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     one, module = TRAININGS[name], importlib.import_module(f"experiments.{name}")
-    monkeypatch.setitem(distill.RECIPES, "tiny-jacobi", collected(distill, toys))
     for patched, value in one.patches.items():
         monkeypatch.setattr(module, patched, value)
     given = {key: value.replace("TOYS", str(toys)) for key, value in one.given.items()}
@@ -160,12 +144,10 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
 
 SHORT = "--steps 3 --warmup 1 --matmul-precision highest"
 LAWFUL = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {SHORT}"
-ROUND = "--rounds.0.problems 8 --rounds.0.updates 3 --rounds.0.warmup 1 --rounds.0.cooldown 1"
 COMMANDS = {
     "masked_diffusion.train": f"--text TOYS/text.txt tiny-mdlm --preset test-mdlm --length 32 --rows 4 {SHORT}",
     "masked_diffusion.distill": "--text TOYS/text.txt --start TOYS/tiny-mdlm/model halves --rounds 2 "
     "--first-steps 8 --updates 2 --rows 4 --warmup 1 --matmul-precision highest",
-    "jacobi.distill": f"mask-nc {ROUND} --max-new-tokens 64 --batch-tokens 2048 --matmul-precision highest",
     "block_diffusion.train": f"chains --preset test-sdar --layers 1 --blocks 4 {LAWFUL}",
     "block_diffusion.train_head": f"--start TOYS/chains/model chains-head --layers 1 --batch-tokens 256 {SHORT}",
 }
@@ -185,15 +167,13 @@ def test_two_processes_train_what_one_does(name, toys, tmp_path):
     for folder, launcher in ((one, ()), (two, several)):
         ended = run(name, f"{COMMANDS[name]} --folder {folder}", *launcher)
         assert ended.returncode == 0, ended.stderr
-    made = "round-0/model" if name == "jacobi.distill" else "model"
     same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
-    mine, other = (load(folder / made) for folder in (one, two))
+    mine, other = (load(folder / "model") for folder in (one, two))
     jax.tree.map(same, mine.params, other.params)
     if mine.head is not None:
         jax.tree.map(same, mine.head.params, other.head.params)
-    if name != "jacobi.distill":
-        found, wanted = (json.loads((folder / "held_out.json").read_text()) for folder in (two, one))
-        for key in {"nats", "kl"} & wanted.keys():
-            assert found[key] == pytest.approx(wanted[key], abs=1e-3)
+    found, wanted = (json.loads((folder / "held_out.json").read_text()) for folder in (two, one))
+    for key in {"nats", "kl"} & wanted.keys():
+        assert found[key] == pytest.approx(wanted[key], abs=1e-3)
     changed = run(name, f"{COMMANDS[name]} --folder {two} --seed 9", *several)
     assert changed.returncode == 1 and changed.stderr.count("was begun with other seed") == 2
