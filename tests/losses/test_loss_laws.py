@@ -129,7 +129,10 @@ def test_packed_rows_are_rows_of_their_own(name):
     """Two rows of five positions in one, with the initial states and the recurrence given."""
     draw, width = np.random.default_rng(0), tiny_network().config.width
     apart = {key: draw.integers(3, 20, (2, 5)).astype(np.int32) for key in ("tokens", "targets")}
-    apart |= {"weights": np.ones((2, 5), np.float32), "state": draw.normal(0, 1, (2, 5, width)).astype(np.float32)}
+    apart |= {
+        "weights": np.ones((2, 5), np.float32),
+        "state": draw.normal(0, 1, (2, 5, width)).astype(np.float32),
+    }
     packed = {key: x.reshape(1, 10, *x.shape[2:]) for key, x in apart.items()}
     packed |= {"positions": np.arange(10, dtype=np.int32)[None] % 5, "segments": np.arange(10)[None] // 5}
     given = {"recurrence": jnp.int32(2)}

@@ -25,6 +25,8 @@ TEMPLATE = "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '<|im_
     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
 )
 
+JACOBI = ("--block", 4, "--new-tokens", 8, "--rows", 4)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
@@ -120,22 +122,17 @@ def started(source, folder, *options, launcher=(), **kinds):
     return subprocess.Popen([*launcher, *program], cwd=ROOT, env=os.environ | path)
 
 
-JACOBI = ("--block", 4, "--new-tokens", 8, "--rows", 4)
-SAVED = "checkpoints/3"
+BOTH = pytest.mark.parametrize(("objective", "options"), [("sft", ()), ("jacobi", JACOBI)])
+SHARD, SAVED = "round-0/trajectories/shard-00003.npy", "checkpoints/3"
+PLACES = {"sft": [f"sft/{SAVED}"], "jacobi": [SHARD, f"round-0/{SAVED}"]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objective", "options", "places"),
-    [
-        ("sft", (), [f"sft/{SAVED}"]),
-        ("jacobi", JACOBI, ["round-0/trajectories/shard-00003.npy", f"round-0/{SAVED}"]),
-    ],
-)
-def test_kill_9_changes_no_bit(source, tmp_path, objective, options, places):
+@BOTH
+def test_kill_9_changes_no_bit(source, tmp_path, objective, options):
     often = {"updates": 40, "objective": objective}
     assert main(words(source, tmp_path / "whole", *options, **often)) == 0
-    for place in places:
+    for place in PLACES[objective]:
         process = started(source, tmp_path / "run", *options, "--checkpoint-every", 1, **often)
         while not (tmp_path / "run" / place).exists():
             assert process.poll() is None
@@ -147,7 +144,7 @@ def test_kill_9_changes_no_bit(source, tmp_path, objective, options, places):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "options"), [("sft", ()), ("jacobi", JACOBI)])
+@BOTH
 def test_two_processes_have_the_losses_of_one(source, tmp_path, objective, options):
     """On as many devices, of which the rows of a batch are a multiple."""
     losses = []
@@ -160,6 +157,18 @@ def test_two_processes_have_the_losses_of_one(source, tmp_path, objective, optio
         first, *_, last = map(json.loads, (tmp_path / count / "metrics.jsonl").read_text().splitlines())
         losses.append([first["loss"], *last["before"].values(), *last["after"].values()])
     assert np.allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [("--lora", 4, "--cllm"), ("--layers", 0.5, "--block", 4, 8)])
+def test_jacobi_from_messages(source, tmp_path, options):
+    """In bfloat16, with an average; and in two rounds."""
+    more = ("--held-out", source / "data.jsonl", "--precision", "bfloat16", "--ema", 0.9, *options)
+    assert main(words(source, tmp_path, *JACOBI, *more, objective="jacobi", updates=2)) == 0
+    *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert last["examples"] == 50 and last["after"]["nats a token"] < last["before"]["nats a token"]
+    before, after = (pd.load(folder).params for folder in (source / "llama", tmp_path / "model"))
+    changed = ~np.asarray(jax.tree.leaves(jax.tree.map(np.array_equal, dict(before), dict(after))))
+    assert changed.any() and not changed.all() and (tmp_path / "adapter").exists() == ("--lora" in options)
 
 
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):
