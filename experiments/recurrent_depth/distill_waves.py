@@ -9,7 +9,7 @@ says after its last, at few recurrences, while it replays the problems at more. 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from experiments.common.train import rounded
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.recurrent_consistency import Unrolled, recurrent_consistency_loss
 from paradec_jax import Model, load
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.pairs import kept
 from paradec_jax.losses import next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.objective import Objective
@@ -77,8 +78,8 @@ class Waves:
         found = recipe.collected(job, source, 0, self.block)
         data, updates = recipe.data(job, found, kept(found, stop=model.token_spec.stop), job.run.seed)
         if self.copies:
-            key = jax.random.key(job.run.seed)
-            config, params = deepen_core(model.config, dict(model.params), key, self.copies)
+            key, shape = jax.random.key(job.run.seed), cast(RecurrentDepthConfig, model.config)
+            config, params = deepen_core(shape, dict(model.params), key, self.copies)
             model = dataclasses.replace(model, config=config, params=params)
         model = job.fit("waves", model, self.objective(model), data, updates=updates)
         return dataclasses.replace(model, params=rounded(model.params, self.bits))
@@ -86,9 +87,9 @@ class Waves:
     def objective(self, model: Model) -> Objective:
         """Consistency after noisy blocks plus the next token of examples, each at a recurrence of its own."""
         network, draw = model.network, poisson_lognormal(self.mean)
-        options = {"filler_share": self.filler_share, "remat": True}
+        share, spec = self.filler_share, model.token_spec
         noisy = recurrent_consistency_loss(
-            network, draw, self.backprop_depth, model.token_spec, RULES, **options
+            network, draw, self.backprop_depth, spec, RULES, filler_share=share, remat=True
         )
         draw = poisson_lognormal(self.rehearsal_mean)
         again = recurrent_loss(network, draw, self.rehearsal_depth, remat=True)

@@ -13,12 +13,10 @@ import paradec_jax as pd
 from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import init_params
-from paradec_jax.losses import ConsistencyRules
 from paradec_jax.objective import Objective, weighted
 from paradec_jax.recipes import jacobi
 from paradec_jax.recipes.run import Run, train
 
-FROZEN = ConsistencyRules(context="nc_ic", teacher="frozen")
 JACOBI = jacobi.Jacobi(block=(4, 4), new_tokens=8, rows=4, rehearse=0.5)
 
 
@@ -61,12 +59,6 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
     *_, last = map(json.loads, (run.out / "metrics.jsonl").read_text().splitlines())
     assert last["after"]["nats a token"] < last["before"]["nats a token"]
     assert last["after"]["equal to one by one, running window 4"] == 1
-
-
-def test_a_frozen_teacher_and_some_of_the_prompts(run, tmp_path):
-    objective = dataclasses.replace(JACOBI, block=(4,), rules=FROZEN, rehearse=0.0, problems=5)
-    train(objective, dataclasses.replace(run, out=tmp_path, held_out=None, updates=1))
-    assert len(Trajectories(tmp_path / "round-0" / "trajectories")) == 5
 
 
 def test_rehearsal_adds_its_loss():
