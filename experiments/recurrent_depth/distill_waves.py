@@ -9,7 +9,7 @@ says after its last, at few recurrences, while it replays the problems at more. 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,9 @@ class Waves:
         return job.means(next_token_loss(Unrolled(model.network, recurrence, key, 1)), model)
 
 
-def main(waves: tyro.conf.OmitArgPrefixes[Waves], run: tyro.conf.OmitArgPrefixes[Run]) -> None:
+def main(
+    waves: Annotated[Waves, tyro.conf.arg(name="")], run: Annotated[Run, tyro.conf.arg(name="")]
+) -> None:
     """Collects the trajectories where that is not done, trains, and writes the model."""
     train(waves, run)
 

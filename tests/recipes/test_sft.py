@@ -160,9 +160,10 @@ def test_two_processes_have_the_losses_of_one(source, tmp_path, objective, optio
 
 
 FROZEN = ("--layers", 0.5, "--block", 4, 8, "--teacher", "frozen", "--context", "nc_ic", "--problems", 9)
+ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0)
 
 
-@pytest.mark.parametrize("options", [("--lora", 4, "--cllm", "--rehearse", 0), FROZEN])
+@pytest.mark.parametrize("options", [ADAPTED, pytest.param(FROZEN, marks=pytest.mark.slow)])
 def test_jacobi_from_messages(source, tmp_path, options):
     """In bfloat16, with an average; and in two rounds."""
     more = ("--held-out", source / "data.jsonl", "--precision", "bfloat16", "--ema", 0.9, *options)
