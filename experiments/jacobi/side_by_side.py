@@ -4,7 +4,7 @@ For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose r
 distilled: the first model is the one that the others are paired with. Every decoder here keeps a model's
 answers, so exact answers belong to the model, tokens a network call to model and decoder:
 
-    python -m experiments.jacobi.side_by_side tiny-causal runs/mask-nc/round-0/model runs/mask-clean/round-0/model
+    python -m experiments.jacobi.side_by_side tiny-causal runs/mask-nc/model runs/mask-clean/model
 """
 
 import dataclasses

@@ -24,14 +24,14 @@ from paradec_jax.data.trajectories import Generation, Trajectories
 MAX_TOKENS = 20_480  # longest packed sequence, as released
 MAX_RUN = 9  # how often one token may stand in a row: CLLM (arXiv 2403.00835) dropped answers with 10
 ORDER, MIX, NOISE = 0, 1, 2  # purposes of draws
+SHAPES = 6  # most shapes of batches, each of which is a program
+SAVING = 0.04  # least share of all positions that a further shape saves
 
 
 def noise_ratio(iterates: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
     """Share of each iterate from its first token on that differs from the last iterate."""
-    size = iterates.shape[1]
     differs = iterates != iterates[-1]
-    first = np.where(differs.any(axis=1), differs.argmax(axis=1), size)
-    return (size - first) / size
+    return np.logical_or.accumulate(differs, axis=1).mean(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,20 +127,25 @@ class PairBatchMaker:
 
     @functools.cached_property
     def buckets(self) -> tuple[PairBucket, ...]:
-        """Three shapes: a third of the items fits each."""
-        prompts, counts = self.items[:, 2:].T
-        sizes, shapes = prompts if self.alone else counts, []
-        for share in (1 / 3, 2 / 3, 1.0):
-            inside = sizes <= np.quantile(sizes, share)
-            shapes.append(PairBucket(-(-int(prompts[inside].max()) // 8) * 8, int(counts[inside].max())))
-        return tuple(dict.fromkeys(shapes))
+        """Shapes of batches: one that holds every item, then, one by one, the one that saves most padding."""
+        sizes, block = self.items[:, 2:], self.trajectories.block
+        prompts, pairs = np.quantile(sizes, np.linspace(0.1, 1, 10), axis=0, method="higher").T
+        shapes = np.unique([(-(-p // 8) * 8, t) for p in prompts for t in pairs], axis=0)
+        cost = np.where((sizes[:, None] <= shapes).all(axis=2), shapes @ [1, 2 * block], np.inf)
+        chosen = [len(shapes) - 1]  # the longest prompt and the most pairs
+        while len(chosen) < SHAPES:
+            totals = np.minimum(cost[:, chosen].min(axis=1)[:, None], cost).sum(axis=0)  # with one more
+            if totals.min() > (1 - SAVING) * totals[chosen[0]]:
+                break
+            chosen.append(int(totals.argmin()))
+        return tuple(PairBucket(*shapes[i].tolist()) for i in sorted(chosen))
 
     @functools.cached_property
     def members(self) -> list[Int[np.ndarray, " items"]]:
         """Items of each bucket: of those that hold an item, the one with the shortest rows."""
         shapes = np.asarray(self.buckets)
         fits = (self.items[:, None, 2:] <= shapes).all(axis=2)
-        best = np.where(fits, shapes @ [1, self.trajectories.block], np.inf).argmin(axis=1)
+        best = np.where(fits, shapes @ [1, 2 * self.trajectories.block], np.inf).argmin(axis=1)
         return [np.flatnonzero(best == which) for which in range(len(shapes))]
 
     @functools.cached_property

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +143,10 @@ class Trajectories(Sequence[Generation]):
         ends = shard[: 1 + shard[0]].tolist()
         ends[0] = len(ends)
         rows = [shard[first:last] for first, last in itertools.pairwise(ends)]
-        if ends[-1] != len(shard) or not all(map(self._whole, rows)):
+        sizes = [HEAD + sum(r[2:4]) + self.block * r[HEAD:][: r[3]].sum() for r in rows if len(r) >= HEAD]
+        if ends[-1] != len(shard) or [*map(len, rows)] != sizes:
             raise TrajectoryError(f"{path} is damaged, or of another run")
         return rows
-
-    def _whole(self, row: Int[np.ndarray, " row"]) -> bool:
-        """Whether a row is as long as its counts say."""
-        prompt, blocks = row[2:HEAD].tolist()
-        return len(row) == HEAD + blocks + prompt + self.block * int(row[HEAD : HEAD + blocks].sum())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -161,6 +157,3 @@ class Trajectories(Sequence[Generation]):
         counts, row = row[HEAD : HEAD + blocks], row[HEAD + blocks :]
         iterates = np.split(row[prompt:].reshape(-1, self.block), np.cumsum(counts)[:-1])
         return Generation(name, row[:prompt], iterates, length)
-
-    def __iter__(self) -> Iterator[Generation]:
-        return (self[index] for index in range(len(self)))

@@ -39,6 +39,7 @@ from paradec_jax.losses.cross_entropy import (
     in_chunks,
     scorer,
     soft_cross_entropy,
+    token_losses,
 )
 from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
@@ -218,9 +219,8 @@ def consistency_loss(
             raise ValueError(f"prompt and blocks take {length} positions of max_length {network.max_length}")
         teacher = frozen if rules.teacher == "frozen" else params
         states = read_packed(network, params, teacher, pairs, block, rules)
-        logits, teacher_logits = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
-        next_token = next_token_term(logits, states, pairs, rules, chunk)
-        return next_token | consistency_term(logits, teacher_logits, states, pairs, rules, chunk)
+        logits = scorer(network, params, len(pairs.valid))
+        return terms(logits, scorer(network, teacher), states, pairs, rules, chunk)
 
     return Objective(sums, lambda sums: combined(sums, rules))
 
@@ -241,14 +241,15 @@ class States(NamedTuple):
 
     Attributes:
       prompt: states of the prompt's tokens.
-      before: state of the position before each clean token, which predicts it.
-      student: states of the noisy tokens.
-      teacher: states of the clean tokens, which carry no gradient.
+      last: state of the last of them, which predicts the first clean token.
+      noisy, clean: states of the two copies of all blocks.
+      teacher: states of the clean tokens as a frozen teacher has them; `clean` for an online one.
     """
 
     prompt: Float[Array, "B P D"]
-    before: Float[Array, "B K D"]
-    student: Float[Array, "B K D"]
+    last: Float[Array, "B 1 D"]
+    noisy: Float[Array, "B K D"]
+    clean: Float[Array, "B K D"]
     teacher: Float[Array, "B K D"]
 
 
@@ -291,42 +292,45 @@ def read_packed(
     noisy = width + 2 * (each - each % block) + each % block
     clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
-    before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
-    return States(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(taught[:, clean]))
+    return States(hidden[:, :width], last, hidden[:, noisy], hidden[:, clean], taught[:, clean])
 
 
 # The two terms
 
 
-def next_token_term(
-    logits: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
-) -> Sums:
-    """Cross-entropy of prompt and clean blocks."""
-    parts = [(states.before, pairs.clean, pairs.block_weight)]
-    if rules.prompt_weight and pairs.prompt.shape[1] > 1:
-        parts.append((states.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
-    losses = [(*cross_entropy(logits, vectors, targets, chunk), weight) for vectors, targets, weight in parts]
-    value, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*losses, strict=True))
-    return {"ar": summed(value, weight, pairs.valid, rules.over), "accuracy": weighted(hit, weight)}
-
-
-def consistency_term(
+def terms(
     student: Scorer, teacher: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
 ) -> Sums:
-    """Divergence of the noisy positions from the clean ones."""
+    """Cross-entropy of prompt and clean blocks, and divergence of the noisy positions from the clean ones.
 
-    def divergence(noisy: Array, clean: Array) -> tuple[Array, Array]:
-        p, q = student(noisy), teacher(clean)
-        value, _ = soft_cross_entropy(p, q, rules.temperature)
-        return value, jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
+    A clean position's logits serve both: they predict the next token, and they teach the noisy position.
+    """
 
-    value, agree = in_chunks(divergence, chunk, states.student, states.teacher)
+    def score(noisy: Array, clean: Array, taught: Array, following: Array) -> tuple[Array, ...]:
+        p, said = student(noisy), student(clean)
+        q = said if rules.teacher == "online" else teacher(taught)
+        value, _ = soft_cross_entropy(p, q, rules.temperature)  # without gradient towards q
+        return value, jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1), *token_losses(said, following)
+
+    following = jnp.roll(pairs.clean, -1, axis=1)  # nothing counts that the last position says
+    arrays = states.noisy, states.clean, states.teacher, following
+    value, agree, *said = in_chunks(score, chunk, *arrays)
+
+    first = cross_entropy(student, states.last, pairs.clean[:, :1])
+    parts = [(*first, pairs.block_weight[:, :1]), (*(x[:, :-1] for x in said), pairs.block_weight[:, 1:])]
+    if rules.prompt_weight and pairs.prompt.shape[1] > 1:
+        losses = cross_entropy(student, states.prompt[:, :-1], pairs.prompt[:, 1:], chunk)
+        parts.append((*losses, pairs.prompt_weight))
+    nll, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+
     keep, rows = pairs.keep.astype(value.dtype), (pairs.valid > 0).astype(value.dtype)
     value = rules.temperature**2 * value
     if rules.divide_by_pairs and rules.over == "row":  # of the whole batch `combined` divides
         value = value / jnp.maximum(pairs.valid, 1)[:, None]
     count = jnp.sum(pairs.valid).astype(value.dtype)
     return {
+        "ar": summed(nll, weight, pairs.valid, rules.over),
+        "accuracy": weighted(hit, weight),
         "consistency": summed(value, keep, pairs.valid, rules.over),
         "agreement": weighted(agree, keep),
         "counted": Sum(jnp.sum(keep), jnp.sum(rows)),

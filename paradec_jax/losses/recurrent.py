@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.nn import masks
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
@@ -109,7 +110,8 @@ def recurrent_loss(
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`.
+      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`; packed rows have
+      `positions` and `segments` [B, T] too, and no segment sees another.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
@@ -123,7 +125,9 @@ def recurrent_loss(
             batch, "state", lambda: network.initial_state(jax.random.split(of_state, tokens.shape))
         )
 
-        view = network.view(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        positions = batch.get("positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        mask = masks.segments(batch["segments"]) if "segments" in batch else None
+        view = network.view(positions, mask=mask)
         window = network.empty_window(*tokens.shape)
         e, window = network.embed(params, tokens, view, window)
         state = unroll(network, params, state, e, view, recurrence, depth, remat)

@@ -33,7 +33,7 @@ from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
 from paradec_jax.recipes.answers import MEASURED, answers, asked, here
 from paradec_jax.recipes.folder import by_first
-from paradec_jax.recipes.run import Job, Stopped
+from paradec_jax.recipes.run import Job, Stopped, length_of
 from paradec_jax.train.recipe import checksums
 
 RULES = ConsistencyRules(
@@ -51,7 +51,8 @@ class Jacobi:
       problems: prompts of a round; all of them by default.
       collect_minutes: minutes after which a round trains on the answers that it has.
       rows: prompts that are decoded together.
-      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate).
+      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate), which
+        teaches most in the clean context of the default rules (experiments/jacobi/RESULTS.md).
       rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
         `ar_weight` too. What a small model knows is soon forgotten without it.
       cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
@@ -64,13 +65,14 @@ class Jacobi:
     problems: int | None = None
     collect_minutes: float | None = None
     rows: int = 32
-    order: Literal["linear", "reverse", "random", "uniform"] = "linear"
+    order: Literal["linear", "reverse", "random", "uniform"] = "uniform"
     rehearse: float = 0.2
     cllm: bool = False
     chunk: int | None = 256
     rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
 
     families: ClassVar[tuple[str, ...]] = ("causal",)
+    without: ClassVar[tuple[str, ...]] = ("packed",)  # examples that are rehearsed always are, answers never
 
     def __post_init__(self) -> None:
         if not (min(self.block) > 1 and min(self.new_tokens, self.rows) > 0 and 0 <= self.rehearse < 1):
@@ -84,8 +86,9 @@ class Jacobi:
             indices = kept(found, stop=model.token_spec.stop)
             if jax.process_index() == 0:
                 print(f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from")
-            loss, data, updates = self.objective(job, model, found, indices, job.run.seed + which)
+            data, updates = self.data(job, found, indices, job.run.seed + which)
             teacher = dict(model.params) if self.rules.teacher == "frozen" else None
+            loss = self.objective(model)
             model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
         return model
 
@@ -125,29 +128,32 @@ class Jacobi:
             raise Stopped(0)
         return Trajectories(folder)
 
-    def objective(
-        self, job: Job, model: Model, found: Trajectories, indices: np.ndarray, seed: int
-    ) -> tuple[Objective, Endless, int]:
-        """Loss, data and updates of a round."""
-        network, rules, tokens = model.network, self.rules, job.run.batch_tokens
-        again = round(self.rehearse * tokens)
-        options: dict[str, Any] = {
-            "batch_tokens": tokens - again,
-            "multiple": job.multiple,
-            "alone": self.cllm,
-        }
-        options |= {"indices": indices, "selection": Selection(self.order, rules.window)}
-        pairs = pair_batches(found, seed=seed, **options)
+    def data(self, job: Job, found: Trajectories, indices: np.ndarray, seed: int) -> tuple[Endless, int]:
+        """Batches of pairs, of examples beside them where some are rehearsed, and how many updates a round has."""
+        again = round(self.rehearse * job.run.batch_tokens)
+        options: dict[str, Any] = {"multiple": job.multiple, "alone": self.cllm, "indices": indices}
+        options |= {"selection": Selection(self.order, self.rules.window)}
+        pairs = pair_batches(found, seed=seed, batch_tokens=job.run.batch_tokens - again, **options)
+        if not self.rehearse:
+            return pairs, job.updates(pairs)
+        most, longest = length_of(job.run, job.model), int(np.diff(job.examples.starts).max())
+        room = min(
+            most, max(longest, again // job.multiple)
+        )  # one shape: each of both kinds would be a program
+        fresh = job.batches(job.examples, batch_tokens=again, packed=True, length=room)
+        both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
+        return Endless(both, digest=fresh.digest), job.updates(pairs)
+
+    def objective(self, model: Model) -> Objective:
+        """The loss of a round, whose second argument is its teacher."""
+        network, rules = model.network, self.rules
         loss = consistency_loss(network, model.token_spec, rules, chunk=self.chunk)
         if self.cllm:  # without stop tokens, after which it reads no prompt: turns of a chat end in them
             spec = dataclasses.replace(model.token_spec, stop=())
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
-            return loss, pairs, job.updates(pairs)
-        fresh = job.batches(job.examples, batch_tokens=again)
-        both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
-        loss = rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
-        return loss, Endless(both), job.updates(pairs)
+            return loss
+        return rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """What decoding gains on held-out prompts, and beside it what the model is worth.
@@ -177,9 +183,10 @@ def rehearsing(loss: Objective, next_token: Objective, weight: float) -> Objecti
     """A loss of `pairs`, and beside it a next-token loss of `fresh` with a weight."""
 
     def sums(params: Any, frozen: Any, batch: Any, key: jax.Array) -> Sums:
-        again = next_token.sums(params, frozen, batch["fresh"], key)
-        own = loss.sums(params, frozen, batch["pairs"], key)
-        return own | {f"rehearsal_{name}": part for name, part in again.items()}
+        own, other = jax.random.split(key)
+        again = next_token.sums(params, frozen, batch["fresh"] | {"step": batch["step"]}, other)
+        found = loss.sums(params, frozen, batch["pairs"] | {"step": batch["step"]}, own)
+        return found | {f"rehearsal_{name}": part for name, part in again.items()}
 
     def value(sums: Sums) -> tuple[jax.Array, Metrics]:
         again = {name: part.mean for name, part in sums.items() if name.startswith("rehearsal_")}

@@ -8,6 +8,7 @@ lengths, not by a token. `tests/mesh` trains every row on meshes, `tests/process
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +122,22 @@ def test_a_batch_that_counts_nothing_costs_nothing(name):
     (loss, metrics), gradients = graded(name, batch | nothing)
     assert loss == 0 and all(np.isfinite(value) for value in metrics.values())
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("name", ["next token", "recurrent"])
+def test_packed_rows_are_rows_of_their_own(name):
+    """Two rows of five positions in one, with the initial states and the recurrence given."""
+    draw, width = np.random.default_rng(0), tiny_network().config.width
+    apart = {key: draw.integers(3, 20, (2, 5)).astype(np.int32) for key in ("tokens", "targets")}
+    apart |= {
+        "weights": np.ones((2, 5), np.float32),
+        "state": draw.normal(0, 1, (2, 5, width)).astype(np.float32),
+    }
+    packed = {key: x.reshape(1, 10, *x.shape[2:]) for key, x in apart.items()}
+    packed |= {"positions": np.arange(10, dtype=np.int32)[None] % 5, "segments": np.arange(10)[None] // 5}
+    given = {"recurrence": jnp.int32(2)}
+    found, wanted = (graded(name, batch | given) for batch in (packed, apart))
+    chex.assert_trees_all_close(found, wanted, rtol=2e-5, atol=1e-5)
 
 
 @EVERY

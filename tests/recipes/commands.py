@@ -9,10 +9,11 @@ from pathlib import Path
 from paradec_jax.cli import main
 
 ROOT = Path(__file__).parents[2]
-STARTS = {"sft": "llama", "blocks": "llama", "recurrent": "recurrent", "head": "sdar"}
+STARTS = {"sft": "llama", "jacobi": "llama", "blocks": "llama", "recurrent": "recurrent", "head": "sdar"}
 STARTS |= {"masked": "denoiser", "sdtt": "denoiser"}
 OPTIONS = {
     "sft": (),
+    "jacobi": ("--block", 4, "--new-tokens", 8, "--rows", 4),
     "recurrent": ("--mean", 2, "--first-mean", 1),
     "blocks": ("--blocks", 4, 2, "--look-back", "--alignment", "own"),
     "masked": ("--length", 16),

@@ -1,4 +1,4 @@
-"""`paradec train sft` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
+"""`paradec train` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
 
 import json
 
@@ -69,6 +69,22 @@ def test_refusals(source, whole, options, reason, tmp_path, capsys):
     assert main(words(source, tmp_path / "run", "--seed", 1, *options)) == 1
     said = capsys.readouterr().err
     assert reason in said and said.count("\n") == 1
+
+
+FROZEN = ("--layers", 0.5, "--block", 4, 8, "--teacher", "frozen", "--context", "nc_ic", "--problems", 9)
+ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0)
+
+
+@pytest.mark.parametrize("options", [ADAPTED, pytest.param(FROZEN, marks=pytest.mark.slow)])
+def test_jacobi_from_messages(source, tmp_path, options):
+    """In bfloat16, with an average; and in two rounds."""
+    more = ("--held-out", source / "data.jsonl", "--precision", "bfloat16", "--ema", 0.9, *options)
+    assert main(words(source, tmp_path, *more, objective="jacobi", updates=2)) == 0
+    *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert last["examples"] == 50 and last["after"]["nats a token"] != last["before"]["nats a token"]
+    before, after = (pd.load(folder).params for folder in (source / "llama", tmp_path / "model"))
+    changed = ~np.asarray(jax.tree.leaves(jax.tree.map(np.array_equal, dict(before), dict(after))))
+    assert changed.any() and not changed.all() and (tmp_path / "adapter").exists() == ("--lora" in options)
 
 
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):

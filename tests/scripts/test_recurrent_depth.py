@@ -1,5 +1,6 @@
 """What studies of recurrent depth compute: masks, operations, schedules, deeper networks, the rivals' rule."""
 
+import dataclasses
 import functools
 import json
 
@@ -11,12 +12,17 @@ from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import RULES
+from experiments.recurrent_depth.distill_waves import Waves
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.rival_times import Times, over
+from experiments.tasks import word_problems
+from experiments.tasks.files import write_problems
+from paradec_jax import load
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import masks
+from paradec_jax.recipes.run import Run, train
 
 pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
@@ -110,3 +116,17 @@ def test_speeds_leave_out_prompts_where_they_say_so():
     assert slow.row()["tokens_per_second"] == 22 / 4 and slow.row()["decode_tokens_per_second"] == 20 / 3
     quick = Times([10, 12], [(0.5, 0.5), (0.5, 1.5), (1.0, 1.0)], [0.5] * 3, 20)
     assert over(quick, slow, "x") == {"x": 2.0, "x_range": [2.0, 2.0]}
+
+
+def test_waves_learn_from_the_trajectories_of_a_causal_model(toys, tmp_path):
+    write_problems(tmp_path / "data", word_problems(6, seed=0, steps=(2, 2), split="train"))
+    waves = Waves(source=str(toys / "causal"), block=4, new_tokens=8)
+    options = {"data": str(tmp_path / "data"), "updates": 2, "batch_tokens": 1024, "optimizer": "muon"}
+    run = Run(model=str(toys / "recurrent"), held_out=options["data"], out=tmp_path / "run", **options)
+    train(waves, run)
+    trained, start = load(tmp_path / "run" / "model"), load(run.model)
+    assert trained.config.core_layers == 2 * start.config.core_layers
+    *_, last = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert last["after"]["loss"] != last["before"]["loss"]
+    with pytest.raises(ValueError, match="source must be a causal model with the tokenizer of"):
+        train(dataclasses.replace(waves, source=run.model), dataclasses.replace(run, out=tmp_path / "other"))
