@@ -58,7 +58,10 @@ def answers(
     more = {"data": data, "rule": rule, "seed": seed, "judge": judge and store.names_of([judge])[0]}
     tables = []
     for name, model in models.items():
-        suited = {(name, of.name, of.label()): of for of in settings if not lacks_head(model, of.decoder)}
+        suited: dict[Any, Setting] = {}
+        for of in settings:
+            if not lacks_head(model, of.decoder):
+                suited.setdefault((name, of.name, of.label()), of)
         if any(lacks_head(model, of.decoder) for of in settings):
             print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
         missing = suited.keys() - rows.keys()

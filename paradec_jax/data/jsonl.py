@@ -121,7 +121,7 @@ def read_examples(
 def files_of(source: str | os.PathLike[str]) -> list[Path]:
     """The files of a source in order. Raises ValueError where there is none."""
     path = Path(source)
-    pattern = path / "*.jsonl" if path.is_dir() else path
+    pattern = Path(glob.escape(str(path))) / "*.jsonl" if path.is_dir() else path
     files = [path] if path.is_file() else sorted(map(Path, glob.glob(str(pattern))))
     if not files:
         raise ValueError(f"data: there is no file {pattern}")

@@ -104,14 +104,10 @@ class PairBatchMaker:
     alone: bool
     multiple: int
 
-    def __post_init__(self) -> None:
-        if not all(map(self.rows, self.buckets)):
-            raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of each of {self.buckets}")
-
     def rows(self, bucket: PairBucket) -> int:
-        """B, rows of a batch: each is read twice, P + T n positions at a time."""
+        """B, rows of a batch, at least one: each is read twice, P + T n positions at a time."""
         most = self.batch_tokens // (2 * (bucket.prompt + bucket.pairs * self.trajectories.block))
-        return most // self.multiple * self.multiple
+        return max(most // self.multiple, 1) * self.multiple
 
     @functools.cached_property
     def items(self) -> Int[np.ndarray, "items 4"]:
@@ -237,7 +233,7 @@ def pair_batches(
       multiple: number that divides the rows of every batch, such as that of devices.
 
     Raises:
-      ValueError: no generation, or a batch that cannot hold a row.
+      ValueError: no generation.
     """
     if len(indices) == 0:
         raise ValueError("no answer is left to learn from: each repeats one token too often or is too long")

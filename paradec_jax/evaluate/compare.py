@@ -103,6 +103,8 @@ def compare(
     if judge is not None:
         check_judge(judge, "sdtt")  # before minutes of decoding
     prompts = prompts_of(model, problems, seed, budget)
+    if judge is not None and prompts.budget > (most := judge.network.max_length):
+        raise ValueError(f"the judge has {most} positions, and an answer may have {prompts.budget} tokens")
     # Sources of one network share its prepared parameters, whatever heads they have beside it.
     prepared = {id(of.model.params): of.model for of in sources}
     params = {key: of.network.prepare(of.params) for key, of in prepared.items()}

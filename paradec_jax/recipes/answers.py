@@ -7,6 +7,8 @@ import jax
 import numpy as np
 
 from paradec_jax import decode
+from paradec_jax.chat import turn_end
+from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.evaluate.cases import Prompts, case_of
@@ -29,18 +31,30 @@ def asked(
     Raises:
       ValueError: there is none.
     """
-    spec, room = model.token_spec, model.network.max_length - new_tokens
+    spec, room = ending(model), model.network.max_length - new_tokens
     most_ids = room - block - 8  # what is rounded up
+    if most_ids < 2:
+        size = f"the {model.network.max_length} positions of the model"
+        raise ValueError(f"new_tokens {new_tokens} leave no room for a prompt in {size}")
     first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
     fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
     if not fit:
-        raise ValueError(f'data: no line has a "prompt" or "messages" of 2 to {most_ids} tokens')
+        raise ValueError(
+            f"no line of the data, or of the held-out one, has a prompt of 2 to {most_ids} tokens"
+        )
     ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
     rows = [examples.prompt(i) for i in ids]
     lengths = np.asarray([len(row) for row in rows], np.int32)
     width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
     tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
     return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), new_tokens, spec.stop)
+
+
+def ending(model: Model) -> TokenSpec:
+    """The model's special tokens; what ends a turn of its chat template ends an answer too."""
+    spec = model.token_spec
+    end = model.chat_template and turn_end(model, [{"role": "user", "content": "?"}])
+    return spec if end is None or end in spec.stop else dataclasses.replace(spec, stop=(*spec.stop, end))
 
 
 def answers(

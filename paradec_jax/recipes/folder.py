@@ -13,7 +13,7 @@ from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
 
 
 def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> None:
-    """Writes what a run is into its folder, by process 0, or refuses a folder that another run has begun.
+    """Writes what a run is into its folder, by process 0, or refuses a folder where another run has begun its work.
 
     Where `allow` names anything it may differ, and the file stays as it was: what the run was begun with.
 
@@ -24,7 +24,7 @@ def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> N
     with all_or_none():
         if jax.process_index():
             return
-        if path.exists():
+        if path.exists() and any(folder.glob("*/run.json")) + any(folder.glob("*/trajectories")):
             begun = read_object(path)
             differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
             if differs and not allow:

@@ -31,7 +31,7 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.recipes.answers import MEASURED, answers, asked, here
+from paradec_jax.recipes.answers import MEASURED, answers, asked, ending, here
 from paradec_jax.recipes.folder import by_first
 from paradec_jax.recipes.run import Job, Stopped, length_of
 from paradec_jax.train.recipe import checksums
@@ -75,15 +75,21 @@ class Jacobi:
     without: ClassVar[tuple[str, ...]] = ("packed",)  # examples that are rehearsed always are, answers never
 
     def __post_init__(self) -> None:
-        if not (min(self.block) > 1 and min(self.new_tokens, self.rows) > 0 and 0 <= self.rehearse < 1):
-            raise ValueError("block must be above 1, new_tokens and rows above 0, rehearse in [0, 1)")
+        problems = 1 if self.problems is None else self.problems
+        least = min(self.new_tokens, self.rows, problems, min(self.block) - 1)
+        if not (least > 0 and 0 <= self.rehearse < 1):
+            raise ValueError(
+                "block must be above 1, new_tokens, problems and rows above 0, rehearse in [0, 1)"
+            )
 
     def train(self, job: Job) -> Model:
         """A collection and a part for each round."""
         model = job.model
+        if job.held_out is not None:  # refused before anything is collected
+            asked(job.held_out, model, 0, None, self.new_tokens, max(self.block))
         for which, block in enumerate(self.block):
             found = self.collected(job, model, which, block)
-            indices = kept(found, stop=model.token_spec.stop)
+            indices = kept(found, stop=ending(model).stop)
             if jax.process_index() == 0:
                 print(f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from")
             data, updates = self.data(job, found, indices, job.run.seed + which)
@@ -137,19 +143,18 @@ class Jacobi:
         if not self.rehearse:
             return pairs, job.updates(pairs)
         most, longest = length_of(job.run, job.model), int(np.diff(job.examples.starts).max())
-        room = min(
-            most, max(longest, again // job.multiple)
-        )  # one shape: each of both kinds would be a program
-        fresh = job.batches(job.examples, batch_tokens=again, packed=True, length=room)
+        # One shape: each of both kinds would be a program.
+        room = min(most, max(longest, again // job.multiple))
+        fresh = job.batches(job.examples, seed=seed, batch_tokens=again, packed=True, length=room)
         both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
         return Endless(both, digest=fresh.digest), job.updates(pairs)
 
     def objective(self, model: Model) -> Objective:
         """The loss of a round, whose second argument is its teacher."""
-        network, rules = model.network, self.rules
-        loss = consistency_loss(network, model.token_spec, rules, chunk=self.chunk)
+        network, rules, spec = model.network, self.rules, ending(model)
+        loss = consistency_loss(network, spec, rules, chunk=self.chunk)
         if self.cllm:  # without stop tokens, after which it reads no prompt: turns of a chat end in them
-            spec = dataclasses.replace(model.token_spec, stop=())
+            spec = dataclasses.replace(spec, stop=())
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
             return loss

@@ -82,7 +82,8 @@ class Run:
       layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
       lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
         `adapter`, in PEFT's layout, beside the merged `model`.
-      precision: of parameters and activations; mixed has parameters in float32. The model is written as it was read.
+      precision: of parameters and activations; mixed has parameters in float32, bfloat16 rounds updates away that are
+        far below a number's size. The model is written as it was read.
       products: jax's precision of products, such as BF16_BF16_F32.
       remat: what a backward pass computes anew, as of the model's config.
       accumulate: parts of a batch that are computed one after the other.

@@ -185,7 +185,6 @@ def test_batches_say_where_their_padding_is():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: pairs(folder, batch_tokens=4), "batch_tokens 4 cannot hold a row"),
         (lambda folder: pairs(folder, indices=[]), "no answer is left"),
         (lambda _: Selection(order="up"), "order must be one of linear"),
     ],
