@@ -46,7 +46,6 @@ class Recurrent:
     chunk: int | None = 256
 
     families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
-    without: ClassVar[tuple[str, ...]] = ("packed",)
 
     def __post_init__(self) -> None:
         begin, end = self.growth
