@@ -53,7 +53,9 @@ def asked(
 def ending(model: Model) -> TokenSpec:
     """The model's special tokens; what ends a turn of its chat template ends an answer too."""
     spec = model.token_spec
-    end = model.chat_template and turn_end(model, [{"role": "user", "content": "?"}])
+    if model.chat_template is None:
+        return spec
+    end = turn_end(model, [{"role": "user", "content": "?"}])
     return spec if end is None or end in spec.stop else dataclasses.replace(spec, stop=(*spec.stop, end))
 
 

@@ -29,6 +29,7 @@ def test_a_causal_model_learns_to_write_blocks(source, tmp_path, capsys):
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=2**-7, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_of_blocks_goes_on(source, tmp_path, capsys):
     assert main(words(source, tmp_path / "first", "--mask", "~", objective="blocks", updates=2)) == 0
     folder = tmp_path / "first" / "model"

@@ -33,6 +33,7 @@ def run(tmp_path_factory):
     return Run(model=str(root / "start"), data=str(root / "data"), held_out=str(root / "data"), **options)
 
 
+@pytest.mark.slow
 def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
     """Out of time before it begins, killed after its first shard, ended, and read again."""
     asked, collect = [], jacobi.collect

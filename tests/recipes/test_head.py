@@ -8,8 +8,10 @@ from commands import ran, words
 import paradec_jax as pd
 from paradec_jax.cli import main
 
+DIRECT = ("--init", "zero_gain", "--direct", "--packed", "--layers", 0.5)
 
-@pytest.mark.parametrize("options", [(), ("--init", "zero_gain", "--direct", "--packed", "--layers", 0.5)])
+
+@pytest.mark.parametrize("options", [(), pytest.param(DIRECT, marks=pytest.mark.slow)])
 def test_a_head_lies_beside_the_same_network(source, options, tmp_path):
     last = ran(source, tmp_path, *options, updates=3, objective="head")
     start, made = pd.load(source / "sdar"), pd.load(tmp_path / "model")

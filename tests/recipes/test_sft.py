@@ -31,6 +31,7 @@ def test_a_run_ends_in_a_model_and_what_it_is_worth(source, whole):
     assert len(pd.generate(model, ["x 1 "], max_new_tokens=4).text) == 1
 
 
+@pytest.mark.slow
 def test_a_call_whose_minutes_are_over_goes_on(source, whole, tmp_path, capsys):
     held_out = ("--held-out", source / "data.jsonl")
     for _ in range(2):
@@ -87,6 +88,7 @@ def test_jacobi_from_messages(source, tmp_path, options):
     assert changed.any() and not changed.all() and (tmp_path / "adapter").exists() == ("--lora" in options)
 
 
+@pytest.mark.slow
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):
     """Also where the call ended after its first update and went on; of the upper half of the layers."""
     options = ("--lora", 2, "--layers", 0.5)
