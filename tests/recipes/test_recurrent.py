@@ -13,8 +13,14 @@ def test_the_mean_of_the_draws_grows(source, tmp_path, monkeypatch):
     means = []
     monkeypatch.setitem(recurrent.DRAWS, "exponential", lambda mean: means.append(mean) or exponential(mean))
     options = ("--mean", 3, "--growth", 0.25, 0.75, "--backprop-depth", 1, "--draw", "exponential")
-    last = ran(source, tmp_path, *options, objective="recurrent", updates=8)
+    assert main(words(source, tmp_path, *options, objective="recurrent", updates=8)) == 0
     assert [float(means[0](step)) for step in (0, 2, 4, 6, 8)] == [1, 1, 2, 3, 3]
+    assert pd.load(tmp_path / "model").family == "recurrent_depth"
+
+
+@pytest.mark.slow
+def test_what_a_run_gains_is_measured(source, tmp_path):
+    last = ran(source, tmp_path, objective="recurrent")
     assert last["after"]["nats a token"] < last["before"]["nats a token"]
     assert last["after"].keys() == {"nats a token", "tokens a call", "equal to one by one"}
     assert len(pd.generate(pd.load(tmp_path / "model"), ["x 1 "], max_new_tokens=4).text) == 1
