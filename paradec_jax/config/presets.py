@@ -39,7 +39,7 @@ RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
 }
 
 _QWEN: dict[str, Any] = {"vocab_size": 151_936, **_BFLOAT16}
-# What other models have than Qwen2, whose values are the defaults.
+# What Llama and SmolLM2 have instead of the defaults, which are those of Qwen2.
 _LLAMA: dict[str, Any] = {"norm_eps": 1e-5, "qkv_bias": False, **_BFLOAT16}
 _LLAMA_ROPE = RopeScaling(
     kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0

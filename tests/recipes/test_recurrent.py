@@ -1,10 +1,9 @@
 """`paradec train recurrent` on a tiny model of random weights."""
 
 import pytest
-from commands import ran, words
+from commands import ran, refused
 
 import paradec_jax as pd
-from paradec_jax.cli import main
 from paradec_jax.losses import exponential
 from paradec_jax.recipes import recurrent
 
@@ -28,8 +27,4 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_refusals(source, options, reason, tmp_path, capsys):
-    try:
-        code = main(words(source, tmp_path, *options, objective="recurrent"))
-    except SystemExit as ended:
-        code = ended.code
-    assert code and reason in capsys.readouterr().err
+    assert refused(source, tmp_path, *options, objective="recurrent") and reason in capsys.readouterr().err
