@@ -21,14 +21,10 @@ NETWORK = network_of(CONFIG)
 BLOCK, WIDTH = CONFIG.block, CONFIG.width
 
 
-def random_params(config=CONFIG, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape) + 0.1, s.dtype), parameter_shapes(config)
-    )
-
-
-PARAMS = random_params()
+RNG = np.random.default_rng(0)
+PARAMS = jax.tree.map(
+    lambda s: jnp.asarray(0.3 * RNG.normal(size=s.shape) + 0.1, s.dtype), parameter_shapes(CONFIG)
+)
 
 
 def inputs(length, batch=2, seed=1):
