@@ -44,7 +44,7 @@ from experiments.tasks.chains import Followers
 from paradec_jax.data.text import character_spec, character_tokenizer
 from experiments.tasks.words import problem
 from paradec_jax.families import init_params
-from paradec_jax.models import residual_head
+from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.store import ResidualHead
 
 # %% [markdown]
@@ -75,7 +75,7 @@ def load(name):
         tokenizer = character_tokenizer(string.ascii_letters)
         config = dataclasses.replace(pd.PRESETS["tiny-sdar"], vocab_size=tokenizer.vocab_size)
         shape = ResidualHeadConfig.of(config)
-        head = ResidualHead(shape, residual_head.init_params(shape, jax.random.key(1), "normal_0.2"))
+        head = ResidualHead(shape, ResidualHeadNetwork.init_params(shape, jax.random.key(1), "normal_0.2"))
         spec = character_spec(tokenizer, "own")
         return pd.Model(config, init_params(config, jax.random.key(0)), spec, tokenizer, head=head), "chains"
     if model.family != "block_diffusion" or model.head is None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from paradec_jax import decode
 from paradec_jax.config import (
     BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
@@ -18,22 +19,6 @@ from paradec_jax.config import (
     ModelConfig,
     RecurrentDepthConfig,
     ResidualHeadConfig,
-)
-from paradec_jax.decode import (
-    Adaptive,
-    AutoRegressive,
-    BlockDenoising,
-    Jacobi,
-    Lookahead,
-    Masked,
-    PromptLookup,
-    Residual,
-    ResidualSpeculative,
-    ResidualVeto,
-    SelfSpeculative,
-    Static,
-    Strided,
-    Wavefront,
 )
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.models import DenoiserNetwork, RecurrentDepthNetwork, ResidualHeadNetwork, TransformerNetwork
@@ -87,7 +72,7 @@ class Family:
 Shape = ModelConfig | ResidualHeadConfig
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
-_Wave = Wavefront.Knobs
+_Wave = decode.Wavefront.Knobs
 
 RECURRENT_DEPTH = Family(
     name="recurrent_depth",
@@ -95,32 +80,32 @@ RECURRENT_DEPTH = Family(
     network=RecurrentDepthNetwork,
     presets=RECURRENT_PRESETS,
     settings=(
-        Setting("autoregressive", Static(recurrence=1)),
-        Setting("autoregressive", Static(recurrence=2)),
-        Setting("autoregressive", Static(recurrence=4)),
-        Setting("autoregressive", Static(recurrence=16), baseline=True),
-        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
-        Setting("speculative", SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
-        Setting("jacobi", Jacobi(block=8, recurrence=1)),
-        Setting("jacobi", Jacobi(block=8, running=True, recurrence=1)),
+        Setting("autoregressive", decode.Static(recurrence=1)),
+        Setting("autoregressive", decode.Static(recurrence=2)),
+        Setting("autoregressive", decode.Static(recurrence=4)),
+        Setting("autoregressive", decode.Static(recurrence=16), baseline=True),
+        Setting("adaptive", decode.Adaptive(), decode.Adaptive.Knobs(exit_threshold=0.2)),
+        Setting("speculative", decode.SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
+        Setting("jacobi", decode.Jacobi(block=8, recurrence=1)),
+        Setting("jacobi", decode.Jacobi(block=8, running=True, recurrence=1)),
         Setting(
             "wavefront",
-            Wavefront(inner_recurrence=16, window=1),
+            decode.Wavefront(inner_recurrence=16, window=1),
             _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
         ),
         Setting(
             "wavefront",
-            Wavefront(inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1),
+            decode.Wavefront(inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1),
             _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
         ),
         Setting(
             "wavefront",
-            Wavefront(inner_recurrence=1, window=2, prefill_recurrence=4),
+            decode.Wavefront(inner_recurrence=1, window=2, prefill_recurrence=4),
             _Wave(exit_threshold=0.4, momentum=0.0),
         ),
         Setting(
             "wavefront",
-            Wavefront(inner_recurrence=1, window=3, prefill_recurrence=4),
+            decode.Wavefront(inner_recurrence=1, window=3, prefill_recurrence=4),
             _Wave(exit_threshold=0.1, momentum=0.0),
         ),
     ),
@@ -133,16 +118,18 @@ CAUSAL = Family(
     network=TransformerNetwork,
     presets=CAUSAL_PRESETS,
     settings=(
-        Setting("autoregressive", AutoRegressive(), baseline=True),
-        Setting("prompt_lookup", PromptLookup()),
-        Setting("lookahead", Lookahead()),
-        Setting("jacobi", Jacobi(block=16)),
-        Setting("jacobi", Jacobi(block=16, pool=4)),
-        Setting("multiblock", Jacobi(block=16, blocks=2, pool=4), Jacobi.Knobs(spawn=0.5)),
-        Setting("multiblock", Jacobi(block=16, blocks=2, candidates=4), Jacobi.Knobs(spawn=0.0)),
-        Setting("jacobi", Jacobi(block=8, running=True)),
-        Setting("jacobi", Jacobi(block=16, running=True)),
-        Setting("jacobi", Jacobi(block=16, running=True, candidates=2)),
+        Setting("autoregressive", decode.AutoRegressive(), baseline=True),
+        Setting("prompt_lookup", decode.PromptLookup()),
+        Setting("lookahead", decode.Lookahead()),
+        Setting("jacobi", decode.Jacobi(block=16)),
+        Setting("jacobi", decode.Jacobi(block=16, pool=4)),
+        Setting("multiblock", decode.Jacobi(block=16, blocks=2, pool=4), decode.Jacobi.Knobs(spawn=0.5)),
+        Setting(
+            "multiblock", decode.Jacobi(block=16, blocks=2, candidates=4), decode.Jacobi.Knobs(spawn=0.0)
+        ),
+        Setting("jacobi", decode.Jacobi(block=8, running=True)),
+        Setting("jacobi", decode.Jacobi(block=16, running=True)),
+        Setting("jacobi", decode.Jacobi(block=16, running=True, candidates=2)),
     ),
     bundled=("tiny-causal", "tiny-jacobi"),
 )
@@ -153,20 +140,23 @@ MASKED_DIFFUSION = Family(
     network=DenoiserNetwork,
     presets=MASKED_DIFFUSION_PRESETS,
     settings=(
-        Setting("strided", Strided(), Strided.Knobs(steps=64)),
-        Setting("masked", Masked(), Masked.Knobs(steps=64), baseline=True),
+        Setting("strided", decode.Strided(), decode.Strided.Knobs(steps=64)),
+        Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=64), baseline=True),
     ),
     bundled=("tiny-mdlm", "tiny-mdlm-distilled"),
     texts=TextTable(
         settings=tuple(
-            Setting("masked", Masked(), Masked.Knobs(steps=steps)) for steps in (4, 8, 16, 32, 64, 128)
+            Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=steps))
+            for steps in (4, 8, 16, 32, 64, 128)
         ),
         tempered=tuple(
-            Setting("masked", Masked(), Masked.Knobs(steps=steps, temperature=temperature))
+            Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=steps, temperature=temperature))
             for steps in (8, 16)
             for temperature in (0.9, 0.8)
         ),
-        rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
+        rival=Setting(
+            "autoregressive", decode.AutoRegressive(), decode.AutoRegressive.Knobs(temperature=1.0)
+        ),
         judge="tiny-judge",
         rivals=("tiny-rival",),
     ),
@@ -178,24 +168,24 @@ BLOCK_DIFFUSION = Family(
     network=TransformerNetwork,
     presets=BLOCK_DIFFUSION_PRESETS,
     settings=(
-        Setting("block", BlockDenoising(rule="static"), baseline=True),
-        Setting("block", BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
-        Setting("block", BlockDenoising(rule="static"), BlockDenoising.Knobs(steps=4)),
-        Setting("block", BlockDenoising(rule="entropy")),
-        Setting("block", BlockDenoising(rule="factor")),
-        Setting("block", BlockDenoising(rule="threshold")),
-        Setting("residual_veto", ResidualVeto(), ResidualVeto.Knobs(threshold=0.5)),
+        Setting("block", decode.BlockDenoising(rule="static"), baseline=True),
+        Setting("block", decode.BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
+        Setting("block", decode.BlockDenoising(rule="static"), decode.BlockDenoising.Knobs(steps=4)),
+        Setting("block", decode.BlockDenoising(rule="entropy")),
+        Setting("block", decode.BlockDenoising(rule="factor")),
+        Setting("block", decode.BlockDenoising(rule="threshold")),
+        Setting("residual_veto", decode.ResidualVeto(), decode.ResidualVeto.Knobs(threshold=0.5)),
         *(
             Setting(name, dataclasses.replace(decoder, head=head))
             for name, decoder in (
-                ("residual_speculative", ResidualSpeculative(rule="static")),
-                ("residual_speculative", ResidualSpeculative()),
-                ("residual", Residual(rule="static")),
-                ("residual", Residual()),
+                ("residual_speculative", decode.ResidualSpeculative(rule="static")),
+                ("residual_speculative", decode.ResidualSpeculative()),
+                ("residual", decode.Residual(rule="static")),
+                ("residual", decode.Residual()),
             )
             for head in ("zero", None)
         ),
-        Setting("block", BlockDenoising()),
+        Setting("block", decode.BlockDenoising()),
     ),
     bundled=("tiny-sdar",),
 )
@@ -246,4 +236,9 @@ def parameter_shapes(config: Shape) -> dict[str, Any]:
 
 def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an adapter's too."""
-    return axes.matrix_axes({**_class_of(config).table, **axes.ADAPTER})
+    table = {**_class_of(config).table, **axes.ADAPTER}
+    return {
+        pattern: (tuple(map(of.names.index, of.inputs)), tuple(map(of.names.index, of.outputs)))
+        for pattern, of in table.items()
+        if of.inputs
+    }

@@ -9,18 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from stubs import (
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_causal,
-    tiny_causal_params,
-    tiny_denoiser,
-    tiny_denoiser_params,
-    tiny_head,
-    tiny_head_params,
-    tiny_network,
-    tiny_params,
-)
+import stubs
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from experiments.recurrent_depth.stepwise import stepwise_loss
@@ -127,13 +116,13 @@ def on(
     return Objective(network, params, made, batch, **others)
 
 
-causal = functools.partial(on, tiny_causal, tiny_causal_params)
-recurrent = functools.partial(on, tiny_network, tiny_params)
-denoiser = functools.partial(on, tiny_denoiser, tiny_denoiser_params)
+causal = functools.partial(on, stubs.tiny_causal, stubs.tiny_causal_params)
+recurrent = functools.partial(on, stubs.tiny_network, stubs.tiny_params)
+denoiser = functools.partial(on, stubs.tiny_denoiser, stubs.tiny_denoiser_params)
 
 
 def residual(chunk: int | None = None, **changes: Any) -> Any:
-    return losses.residual_loss(tiny_blocks(**changes), tiny_head(**changes), MASKED, chunk=chunk)
+    return losses.residual_loss(stubs.tiny_blocks(**changes), stubs.tiny_head(**changes), MASKED, chunk=chunk)
 
 
 # At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a divergence shrinks to
@@ -154,18 +143,18 @@ OBJECTIVES = {
         losses.self_distillation_loss,
         MASKED,
         batch=denoiser_batch,
-        teacher=lambda: tiny_denoiser_params(seed=1),
+        teacher=lambda: stubs.tiny_denoiser_params(seed=1),
         rate=SLOW,
     ),
     "block diffusion": on(
-        tiny_blocks, tiny_blocks_params, losses.block_diffusion_loss, MASKED, batch=block_batch
+        stubs.tiny_blocks, stubs.tiny_blocks_params, losses.block_diffusion_loss, MASKED, batch=block_batch
     ),
     "residual": Objective(
-        tiny_head,
-        tiny_head_params,
+        stubs.tiny_head,
+        stubs.tiny_head_params,
         residual,
         block_batch,
-        frozen=tiny_blocks_params,
+        frozen=stubs.tiny_blocks_params,
         scale=float(np.log(32)),  # a cross-entropy of 32 tokens less an entropy: 0.01 of 3
     ),
 }

@@ -11,24 +11,17 @@ from paradec_jax.config.shapes import (
 )
 
 _BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
-# Sizes of the small transformers, causal and of blocks: the bundled ones, and those of tests.
-_TINY: dict[str, Any] = {
-    "vocab_size": 384,
-    "width": 128,
-    "layers": 6,
-    "heads": 4,
-    "kv_heads": 4,
-    "feed_forward": 256,
-    "max_length": 512,
-    "rope_base": 10_000.0,
-}
-_TEST: dict[str, Any] = {
-    "vocab_size": 32,
-    "width": 16,
+# Sizes of the small models: the bundled ones, and those of tests.
+_TINY: dict[str, Any] = {"vocab_size": 384, "width": 128, "heads": 4, "feed_forward": 256, "max_length": 512}
+_TEST: dict[str, Any] = {"vocab_size": 32, "width": 16, "feed_forward": 24}
+# Of the recurrent ones, and of the transformers, causal and of blocks.
+_SMALL_PARTS: dict[str, Any] = {"prelude_layers": 1, "core_layers": 2, "coda_layers": 1}
+_TINY_LAYERS: dict[str, Any] = {**_TINY, "layers": 6, "kv_heads": 4, "rope_base": 10_000.0}
+_TEST_LAYERS: dict[str, Any] = {
+    **_TEST,
     "layers": 2,
     "heads": 4,
     "kv_heads": 2,
-    "feed_forward": 24,
     "max_length": 128,
     "rope_base": 10_000.0,
 }
@@ -38,49 +31,26 @@ RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
     ),
     "tiny-recurrent": RecurrentDepthConfig(
-        vocab_size=384,
-        width=128,
-        heads=4,
-        feed_forward=256,
-        prelude_layers=1,
-        core_layers=2,
-        coda_layers=1,
-        max_length=512,
-        mean_recurrence=16,
-        mean_backprop_depth=4,
+        **_TINY, **_SMALL_PARTS, mean_recurrence=16, mean_backprop_depth=4
     ),
     "test-recurrent": RecurrentDepthConfig(
-        vocab_size=32,
-        width=16,
-        heads=2,
-        feed_forward=24,
-        prelude_layers=1,
-        core_layers=2,
-        coda_layers=1,
-        max_length=64,
-        mean_recurrence=4,
-        mean_backprop_depth=2,
+        **_TEST, **_SMALL_PARTS, heads=2, max_length=64, mean_recurrence=4, mean_backprop_depth=2
     ),
 }
 
+_QWEN: dict[str, Any] = {"vocab_size": 151_936, **_BFLOAT16}
+# What Llama and SmolLM2 have instead of the defaults, which are those of Qwen2.
+_LLAMA: dict[str, Any] = {"norm_eps": 1e-5, "qkv_bias": False, **_BFLOAT16}
+_LLAMA_ROPE = RopeScaling(
+    kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
+)
+
 CAUSAL_PRESETS: dict[str, CausalConfig] = {
     "qwen2.5-coder-0.5b": CausalConfig(
-        vocab_size=151_936,
-        width=896,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        feed_forward=4864,
-        **_BFLOAT16,
+        width=896, layers=24, heads=14, kv_heads=2, feed_forward=4864, **_QWEN
     ),
     "qwen2.5-coder-1.5b": CausalConfig(
-        vocab_size=151_936,
-        width=1536,
-        layers=28,
-        heads=12,
-        kv_heads=2,
-        feed_forward=8960,
-        **_BFLOAT16,
+        width=1536, layers=28, heads=12, kv_heads=2, feed_forward=8960, **_QWEN
     ),
     "qwen2.5-coder-7b": CausalConfig(
         vocab_size=152_064,
@@ -93,7 +63,6 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         **_BFLOAT16,
     ),
     "qwen3-0.6b": CausalConfig(
-        vocab_size=151_936,
         width=1024,
         layers=28,
         heads=16,
@@ -103,7 +72,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         max_length=40_960,
         qkv_bias=False,
         qk_norm=True,
-        **_BFLOAT16,
+        **_QWEN,
     ),
     "smollm2-135m": CausalConfig(
         vocab_size=49_152,
@@ -114,9 +83,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         feed_forward=1536,
         max_length=8192,
         rope_base=100_000.0,
-        norm_eps=1e-5,
-        qkv_bias=False,
-        **_BFLOAT16,
+        **_LLAMA,
     ),
     "llama-3.2-1b": CausalConfig(
         vocab_size=128_256,
@@ -127,19 +94,15 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         feed_forward=8192,
         max_length=131_072,
         rope_base=500_000.0,
-        rope_scaling=RopeScaling(
-            kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
-        ),
-        norm_eps=1e-5,
-        qkv_bias=False,
-        **_BFLOAT16,
+        rope_scaling=_LLAMA_ROPE,
+        **_LLAMA,
     ),
-    "tiny-causal": CausalConfig(**_TINY, qkv_bias=False, qk_norm=True, tie_embeddings=False),
-    "test-causal": CausalConfig(**_TEST),
+    "tiny-causal": CausalConfig(**_TINY_LAYERS, qkv_bias=False, qk_norm=True, tie_embeddings=False),
+    "test-causal": CausalConfig(**_TEST_LAYERS),
 }
 
 # SDAR, each size with blocks of 4; checkpoints with longer blocks have the same parameters.
-_SDAR: dict[str, Any] = {"vocab_size": 151_936, "kv_heads": 8, **_BFLOAT16}
+_SDAR: dict[str, Any] = {"kv_heads": 8, **_QWEN}
 
 BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
     "sdar-1.7b": BlockDiffusionConfig(width=2048, layers=28, heads=16, feed_forward=6144, **_SDAR),
@@ -147,8 +110,8 @@ BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
         width=2560, layers=36, heads=32, head_channels=128, feed_forward=9728, **_SDAR
     ),
     "sdar-8b": BlockDiffusionConfig(width=4096, layers=36, heads=32, feed_forward=12_288, **_SDAR),
-    "tiny-sdar": BlockDiffusionConfig(**_TINY, block=8),
-    "test-sdar": BlockDiffusionConfig(**_TEST),
+    "tiny-sdar": BlockDiffusionConfig(**_TINY_LAYERS, block=8),
+    "test-sdar": BlockDiffusionConfig(**_TEST_LAYERS),
 }
 
 # Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2). GPT-2's vocabulary and

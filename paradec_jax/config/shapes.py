@@ -5,15 +5,7 @@ import itertools
 import math
 from typing import Any, ClassVar
 
-from paradec_jax.config.bounds import (
-    ATTENTIONS,
-    MOST_RECURRENCES,
-    REMATS,
-    check_heads,
-    check_positive,
-    check_sizes,
-    check_words,
-)
+from paradec_jax.config import bounds
 from paradec_jax.config.rotary import RopeScaling
 
 
@@ -39,7 +31,7 @@ class TokenSpec:
     alignment: str = "next"
 
     def __post_init__(self) -> None:
-        check_words(self, alignment=("next", "own"))
+        bounds.check_words(self, alignment=("next", "own"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,13 +66,13 @@ class Shape:
     visibility: ClassVar[str]
     rotation = "halves"  # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
     uniform = False  # whether random matrices are uniform up to their `std`, or normal
-    remats: ClassVar[tuple[str, ...]] = REMATS
+    remats: ClassVar[tuple[str, ...]] = bounds.REMATS
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "max_length")
-        check_positive(self, "rope_base", "norm_eps")
-        check_words(self, attention=ATTENTIONS, remat=self.remats)
-        check_heads(self)
+        bounds.check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "max_length")
+        bounds.check_positive(self, "rope_base", "norm_eps")
+        bounds.check_words(self, attention=bounds.ATTENTIONS, remat=self.remats)
+        bounds.check_heads(self)
 
     @property
     def head_dim(self) -> int:
@@ -139,12 +131,12 @@ class RecurrentDepthConfig(Shape):
     rotation = "interleaved"
     rope_scaling = None
     out_bias = mlp_bias = qk_norm = False
-    remats = ("iteration", *REMATS)
+    remats = ("iteration", *bounds.REMATS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "vocab_size", "prelude_layers", "core_layers", "coda_layers")
-        check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=MOST_RECURRENCES)
+        bounds.check_sizes(self, "vocab_size", "prelude_layers", "core_layers", "coda_layers")
+        bounds.check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=bounds.MOST_RECURRENCES)
 
     @property
     def kv_heads(self) -> int:
@@ -201,7 +193,7 @@ class PreNormConfig(Shape):
     def __post_init__(self) -> None:
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        check_sizes(self, "layers")
+        bounds.check_sizes(self, "layers")
         super().__post_init__()
 
     @property
@@ -238,7 +230,7 @@ class TransformerConfig(PreNormConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "vocab_size")
+        bounds.check_sizes(self, "vocab_size")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,7 +252,7 @@ class CausalConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sliding_window is not None:
-            check_sizes(self, "sliding_window")
+            bounds.check_sizes(self, "sliding_window")
         if True not in self.sliding_layers or (self.sliding_window is None and False in self.sliding_layers):
             raise ValueError(
                 f"sliding_layers says which layers have the window {self.sliding_window}: not {self.sliding_layers}"
@@ -343,7 +335,7 @@ class MaskedDiffusionConfig(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "vocab_size", "layers", "conditioning")
+        bounds.check_sizes(self, "vocab_size", "layers", "conditioning")
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
         if not 0 <= self.dropout < 1:

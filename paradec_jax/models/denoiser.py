@@ -100,7 +100,6 @@ class Denoiser(nn.Module):
         positions: Int[Array, "B W"],
         mask: Seen | None,
         dropout: Array | None = None,
-        level: Float[Array, "_"] | None = None,
     ) -> Float[Array, "B W D"]:
         """Input of the output matrix at each position.
 
@@ -108,12 +107,10 @@ class Denoiser(nn.Module):
           tokens, positions: the canvas and its absolute positions.
           mask: which positions each of them sees; all by default.
           dropout: random key of a training step's dropped outputs; None drops nothing.
-          level: noise level of all rows or of each; zero by default, which no model of this family was trained or is
-            run without.
         """
         c, vector = self.config, None
         if not self.prepared:
-            vector = jax.nn.silu(noise_map(jnp.zeros(1) if level is None else level, *self.noise))
+            vector = jax.nn.silu(noise_map(jnp.zeros(1), *self.noise))
         x = at_least_float32(self.embedding[tokens] if tokens.ndim == 2 else tokens)
         view = View(rotation(positions, c.head_dim, c.rope_base), mask)
         keys = None

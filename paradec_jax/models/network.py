@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.network import Prefix, Prepared
-from paradec_jax.models.work import Work, call_work
+from paradec_jax.models.work import call_work
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
@@ -123,12 +123,7 @@ class ModelNetwork:
         """Scores of all V columns in at least float32, a mask's among them."""
         return self.apply(params, self.linen.logits, hidden)
 
-    def work(self, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
-        """The least that one call on `positions` positions of each row after `context` cached ones can cost.
-
-        Output scores are computed at `logits` positions of each row, at all when None.
-        """
-        return call_work(self, batch, positions, context, logits)
+    work = call_work
 
 
 @dataclasses.dataclass(frozen=True)

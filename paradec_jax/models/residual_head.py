@@ -85,9 +85,29 @@ class ResidualHeadNetwork(KVNetwork):
     counters: ClassVar[tuple[str, ...]] = ("head_calls",)  # which no other counter holds
 
     @classmethod
-    def init_params(cls, config: ResidualHeadConfig, key: Array) -> dict[str, Any]:
-        """Random parameters whose residual is zero; `init_params` of this module knows other ways to begin."""
-        return init_params(config, key)
+    def init_params(cls, config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
+        """Random parameters.
+
+        Args:
+          init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1,
+            so that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`,
+            which is zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and
+            biases included, from N(0, 0.2^2), as the released heads began.
+
+        Raises:
+          ValueError: an unknown `init`.
+        """
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+        if init == "normal_0.2":
+            leaves, tree = jax.tree.flatten(cls.shapes(config))
+            keys = jax.random.split(key, len(leaves))
+            drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+            return jax.tree.unflatten(tree, drawn)
+        params = super().init_params(config, key)
+        return (
+            params | {"final_norm": jnp.zeros_like(params["final_norm"])} if init == "zero_gain" else params
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -124,34 +144,11 @@ class ResidualHeadNetwork(KVNetwork):
         return Forward(residual, kv, {"head_calls": 1})
 
 
-def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
-    """Random parameters.
-
-    Args:
-      init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
-        that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`, which is
-        zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases
-        included, from N(0, 0.2^2), as the released heads began.
-
-    Raises:
-      ValueError: an unknown `init`.
-    """
-    if init not in INITS:
-        raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
-    if init == "normal_0.2":
-        leaves, tree = jax.tree.flatten(ResidualHeadNetwork.shapes(config))
-        keys = jax.random.split(key, len(leaves))
-        drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(tree, drawn)
-    params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
-    return params | {"final_norm": jnp.zeros_like(params["final_norm"])} if init == "zero_gain" else params
-
-
 def inherited(config: ResidualHeadConfig, key: Array, backbone: Any) -> dict[str, Any]:
     """Parameters whose residual begins at zero, and whose blocks are copies of the backbone's first ones.
 
     These read the embeddings that they know: `fusion` begins as [1 ; draw], `embedding_norm` at the size of an
-    embedding. `backbone` are the backbone's parameters; all else as in `init_params`.
+    embedding. `backbone` are the backbone's parameters; all else as in `ResidualHeadNetwork.init_params`.
 
     Raises:
       ValueError: a backbone of fewer layers or of other shapes.
@@ -161,7 +158,8 @@ def inherited(config: ResidualHeadConfig, key: Array, backbone: Any) -> dict[str
         raise ValueError(
             f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
         )
-    params, table, dtype = init_params(config, key), backbone["embedding"], config.param_dtype
+    params = ResidualHeadNetwork.init_params(config, key)
+    table, dtype = backbone["embedding"], config.param_dtype
     mine, theirs = ([tree[name] for name in names] for tree in (params, backbone))
     why = "init inherited needs a backbone whose layers have the shapes of the head's"
     chex.assert_trees_all_equal_shapes(mine, theirs, custom_message=why, exception_type=ValueError)

@@ -21,6 +21,8 @@ INPUT = "block input"
 def rematerialised(block: type[nn.Module], name: str) -> Any:
     """The class of blocks whose backward pass keeps what `name` says.
 
+    "offload" asks the devices of the mesh in force, which a plan may only know by name, else the default backend's.
+
     Raises:
       ValueError: "offload" where devices cannot keep arrays in the host's memory.
     """
@@ -30,7 +32,14 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
     if name == "dots":
         return nn.remat(block, policy=policies.dots_with_no_batch_dims_saveable)
     if name == "offload":
-        check_host_memory()
+        planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+        device = jax.devices()[0]
+        here = planned is None or planned.device_kind == device.device_kind  # else compiled for others
+        if here and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+            raise ValueError(
+                "remat 'offload' keeps arrays in the host's memory, which devices of kind "
+                f"{device.device_kind!r} cannot: use 'layer'"
+            )
         policy = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
             names_which_can_be_offloaded=[INPUT],
@@ -44,22 +53,3 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
 def block_input(x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """Names the stream where it enters a block, for "offload"."""
     return checkpoint_name(x, INPUT)
-
-
-def check_host_memory() -> None:
-    """Refuses to keep arrays of a program in the host's memory where devices cannot.
-
-    The devices are those of the mesh in force, which a plan may only know by name, else the default backend's.
-
-    Raises:
-      ValueError: devices without "pinned_host" memory.
-    """
-    planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    device = jax.devices()[0]
-    if planned is not None and planned.device_kind != device.device_kind:
-        return  # compiled for devices that are not here
-    if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        raise ValueError(
-            "remat 'offload' keeps arrays in the host's memory, which devices of kind "
-            f"{device.device_kind!r} cannot: use 'layer'"
-        )

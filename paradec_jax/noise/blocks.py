@@ -91,23 +91,14 @@ class BlockNoise:
         of_levels, of_tokens = jax.random.split(key)
         levels, uniforms = (jax.random.uniform(one, labelled.shape) for one in (of_levels, of_tokens))
         if self.kind == "count":
-            return exact_counts(levels, uniforms, labelled, blocks)
+            # Of the n labelled tokens of a block the k with the smallest numbers, k = 1 + floor(level n).
+            count = jax.vmap(lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1]))
+            n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
+            k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
+            return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
         t = jnp.take_along_axis(levels, samples if self.kind == "sample" else blocks, axis=1)
         probability = (1 - EPSILON) * t + EPSILON
         return Hidden(labelled & (uniforms < probability), probability)
-
-
-def exact_counts(
-    levels: Float[Array, "B T"],
-    uniforms: Float[Array, "B T"],
-    labelled: Bool[Array, "B T"],
-    blocks: Int[Array, "B T"],
-) -> Hidden:
-    """Of the n labelled tokens of block b those with the smallest numbers, `1 + floor(levels[b] n)` of them."""
-    count = jax.vmap(lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1]))
-    n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
-    k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
-    return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
 
 
 def choose(

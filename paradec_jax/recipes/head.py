@@ -18,7 +18,7 @@ from paradec_jax.decode import BlockDenoising, Residual
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.model import Model, ResidualHead
-from paradec_jax.models.residual_head import inherited, init_params
+from paradec_jax.models.residual_head import ResidualHeadNetwork, inherited
 from paradec_jax.objective import Objective
 from paradec_jax.recipes.answers import here, speed
 from paradec_jax.recipes.run import Job
@@ -51,7 +51,7 @@ class Head:
         if self.init == "inherited":
             params = inherited(config, key, here(model).params)
         else:
-            params = init_params(config, key, self.init)
+            params = ResidualHeadNetwork.init_params(config, key, self.init)
         head, data = ResidualHead(config, params), job.batches(job.examples, **self.rows(model))
         options: dict[str, Any] = {"updates": job.updates(data), "frozen": dict(model.params)}
         return dataclasses.replace(model, head=job.fit("head", head, self.loss(model, head), data, **options))

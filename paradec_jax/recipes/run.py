@@ -295,11 +295,8 @@ def joined(loss: Objective, join: Any) -> Objective:
 def optimizer_of(run: Run, model: Any, updates: int) -> optax.GradientTransformation:
     """The run's optimizer on a schedule of so many updates."""
     warmup = min(round(run.warmup * updates), updates)
-    ramps: dict[str, Any] = {
-        "warmup": warmup,
-        "cooldown": min(round(run.cooldown * updates), updates - warmup),
-    }
-    ramps["weight_decay"] = run.weight_decay
+    ramps: dict[str, Any] = {"warmup": warmup, "weight_decay": run.weight_decay}
+    ramps["cooldown"] = min(round(run.cooldown * updates), updates - warmup)
     if run.optimizer == "adamw":
         return adamw(run.learning_rate, updates, **ramps)
     ramps["adam_learning_rate"] = run.adam_learning_rate

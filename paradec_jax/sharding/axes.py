@@ -120,15 +120,6 @@ def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
     return entries[0]
 
 
-def matrix_axes(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-    matrices = {pattern: axes for pattern, axes in rules.items() if axes.inputs}
-    return {
-        pattern: (tuple(map(axes.names.index, axes.inputs)), tuple(map(axes.names.index, axes.outputs)))
-        for pattern, axes in matrices.items()
-    }
-
-
 def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:
     """Numbers of each part ("prelude", "core", "layer", ...), embedding and output matrix left out."""
     total: dict[str, int] = {}

@@ -6,25 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stubs
 from marks import slow
 from plain_canvas import residual_count
-from stubs import (
-    PROMPTS,
-    StubDenoiser,
-    StubHead,
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_head,
-    tiny_head_params,
-    tiny_request,
-)
 
 from experiments.replicas import ReleasedVeto
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
 SIZE, BUDGETS = 24, (11, 3, 14)
-STUB = StubDenoiser(block=4, sharpness=6.0)
+STUB = stubs.StubDenoiser(block=4, sharpness=6.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
 PARAMS = {"network": None, "head": None}
 REAL = TokenSpec(mask=31, alignment="own")
@@ -35,16 +26,16 @@ def run(
 ) -> Any:
     alignment = options.pop("alignment", "own")
     stub, spec = (dataclasses.replace(x, alignment=alignment) for x in (STUB, SPEC))
-    if isinstance(head, StubHead):
+    if isinstance(head, stubs.StubHead):
         head = dataclasses.replace(head, of=stub)
     decoder = kind(stub, SIZE, spec, head=head, **options)
-    return decode.run(decoder, PARAMS, tiny_request(budgets, seed=2), decoder.Knobs(**(knobs or {})))
+    return decode.run(decoder, PARAMS, stubs.tiny_request(budgets, seed=2), decoder.Knobs(**(knobs or {})))
 
 
 @functools.cache
 def base(rule: str = "static", budgets: Any = BUDGETS, **knobs: Any) -> Any:
     decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule=rule)
-    return decode.run(decoder, None, tiny_request(budgets, seed=2), decoder.Knobs(**knobs))
+    return decode.run(decoder, None, stubs.tiny_request(budgets, seed=2), decoder.Knobs(**knobs))
 
 
 def totals(result: Any) -> list[tuple[int, ...]]:
@@ -53,7 +44,7 @@ def totals(result: Any) -> list[tuple[int, ...]]:
     return list(zip(*(result.counts[name].tolist() for name in names), strict=True))
 
 
-RIGHT, LIAR = StubHead(STUB), StubHead(STUB, "liar")
+RIGHT, LIAR = stubs.StubHead(STUB), stubs.StubHead(STUB, "liar")
 
 
 # Direct decoding
@@ -71,7 +62,7 @@ def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
     stub = dataclasses.replace(STUB, alignment=alignment)
     assert totals(result) == [
         residual_count({"block": 4, **options}, stub, len(prompt), new)
-        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
+        for prompt, new in zip(stubs.PROMPTS, BUDGETS, strict=True)
     ]
 
 
@@ -94,7 +85,7 @@ def test_a_head_without_confidence_is_the_base_decoder(steps):
     stores = [
         sum(p % 4 == 0 for p in range(len(prompt) + 1, len(prompt) + new - 1))
         + (len(prompt) >= 4 and new > 1)
-        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
+        for prompt, new in zip(stubs.PROMPTS, BUDGETS, strict=True)
     ]
     assert idle.counts["head_calls"].tolist() == stores, "what remains is the head's cache"
     assert (unsure.counts["head_calls"] > idle.counts["head_calls"]).all()
@@ -129,9 +120,9 @@ def test_the_threshold_of_the_heads_steps(head):
 
 def model_run(decoder: Any, knobs: Any = None, head: bool = True, batch: Any = (0, 1, 2)) -> Any:
     """A decode on a small transformer with a head of random weights."""
-    params = {"network": tiny_blocks_params(gain=3.0), "head": tiny_head_params()}
-    bound = decoder.bind(tiny_blocks(), SIZE, REAL)
-    request = tiny_request(BUDGETS, seed=2).take(list(batch))
+    params = {"network": stubs.tiny_blocks_params(gain=3.0), "head": stubs.tiny_head_params()}
+    bound = decoder.bind(stubs.tiny_blocks(), SIZE, REAL)
+    request = stubs.tiny_request(BUDGETS, seed=2).take(list(batch))
     return decode.run(bound, params if head else params["network"], request, knobs)
 
 
@@ -152,10 +143,10 @@ def test_residuals_change_what_is_written():
     """A real head is heard, by its scale, and in both mixes."""
     texts = []
     for mix, scale in (("sum", None), ("sum", 20.0), ("none", None)):
-        decoder = decode.Residual(head=tiny_head(), head_steps=2, rule="static", mix=mix)
+        decoder = decode.Residual(head=stubs.tiny_head(), head_steps=2, rule="static", mix=mix)
         texts.append(model_run(decoder, decoder.Knobs(scale=scale)).completions())
     assert texts[0] != texts[1] and texts[0] != texts[2]
-    silent = decode.Residual(head=tiny_head(), head_steps=2, rule="static")
+    silent = decode.Residual(head=stubs.tiny_head(), head_steps=2, rule="static")
     zero = decode.Residual(head="zero", head_steps=2, rule="static")
     assert model_run(silent, silent.Knobs(scale=0.0)).completions() == model_run(zero).completions()
 
@@ -174,7 +165,7 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     and roundings choose; so texts end with their blocks, where the order of reveals changes no count.
     """
     knobs, budgets = {"threshold": 0.3}, (13, 3, 14)
-    assert [(len(prompt) + new) % 4 for prompt, new in zip(PROMPTS, budgets, strict=True)] == [0, 0, 0]
+    assert [(len(prompt) + new) % 4 for prompt, new in zip(stubs.PROMPTS, budgets, strict=True)] == [0, 0, 0]
     plain = base("dynamic", budgets, **knobs)
     trusting = run(decode.ResidualVeto, "zero", knobs, budgets, judge=judge)
     assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts

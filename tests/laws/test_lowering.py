@@ -7,24 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import stubs
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
 from marks import over, slow
 from objectives import OBJECTIVES
-from stubs import (
-    StubCausal,
-    StubDenoiser,
-    StubNetwork,
-    tiny_blocks,
-    tiny_causal,
-    tiny_causal_params,
-    tiny_denoiser,
-    tiny_head,
-    tiny_network,
-    tiny_params,
-    tiny_request,
-)
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -42,7 +30,7 @@ from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
 SIZE = 16
-OWN, NEXT = (TokenSpec(mask=tiny_denoiser().vocab_size - 1, alignment=name) for name in ("own", "next"))
+OWN, NEXT = (TokenSpec(mask=stubs.tiny_denoiser().vocab_size - 1, alignment=name) for name in ("own", "next"))
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 
 
@@ -62,44 +50,44 @@ def run_of(decoder):
 
 
 def shapes_of(dtype: str):
-    return parameter_shapes(tiny_network(dtype=dtype, param_dtype=dtype).config)
+    return parameter_shapes(stubs.tiny_network(dtype=dtype, param_dtype=dtype).config)
 
 
 @EACH_CLASS
 def test_decoder(name):
     row = ROWS[name]
     network = row.network()
-    if row.net is StubCausal:
-        network = tiny_causal(**HALF)
-    elif row.net is StubNetwork:
+    if row.net is stubs.StubCausal:
+        network = stubs.tiny_causal(**HALF)
+    elif row.net is stubs.StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
-        network = tiny_network(cache, **HALF)
+        network = stubs.tiny_network(cache, **HALF)
     elif row.kind.visibilities == ("block",):
-        network = tiny_blocks(**HALF)
+        network = stubs.tiny_blocks(**HALF)
     elif not row.kind.needs_cache:
-        network = tiny_denoiser(**HALF)
+        network = stubs.tiny_denoiser(**HALF)
     decoder = row.decoder(network, SIZE)
-    params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
+    params = None if isinstance(network, stubs.StubDenoiser) else parameter_shapes(network.config)
     if isinstance(row.params, dict):
         params = {**row.params, "network": params}
         if row.kind.visibilities == ("block",):
-            decoder = dataclasses.replace(decoder, head=tiny_head(**HALF))
+            decoder = dataclasses.replace(decoder, head=stubs.tiny_head(**HALF))
             params["head"] = parameter_shapes(decoder.head.config)
 
-    lowers(run_of(decoder), params, tiny_request(4), decoder.knobs(row.values()))
+    lowers(run_of(decoder), params, stubs.tiny_request(4), decoder.knobs(row.values()))
 
 
 @over(REAL, ("static", "adaptive", "speculative"))
 def test_gradient_of_a_rollout(name):
     kind, cache, options, knobs = REAL[name]
-    decoder, knobs = kind(tiny_network(cache), SIZE, **options), kind.Knobs(**knobs)
+    decoder, knobs = kind(stubs.tiny_network(cache), SIZE, **options), kind.Knobs(**knobs)
 
     def value(params, knobs, request):
         _, states = decode.rollout(decoder, params, request, knobs, n=2, record=latents_of)
         return jnp.sum(states)
 
     gradient = jax.jit(jax.grad(value))
-    lowers(gradient, shapes_of("float32"), decoder.knobs(knobs), tiny_request(4))
+    lowers(gradient, shapes_of("float32"), decoder.knobs(knobs), stubs.tiny_request(4))
 
 
 def latents_of(state, info):
@@ -109,7 +97,7 @@ def latents_of(state, info):
 
 @pytest.mark.slow
 def test_gradient_of_a_soft_sampler():
-    network = tiny_denoiser()
+    network = stubs.tiny_denoiser()
     decoder = decode.SoftMasked(network, SIZE, OWN, order="single", chunk=4)
 
     def value(params, knobs, request):
@@ -117,7 +105,7 @@ def test_gradient_of_a_soft_sampler():
         return jnp.sum(hidden)
 
     shapes = parameter_shapes(network.config)
-    lowers(jax.jit(jax.grad(value)), shapes, decoder.knobs(None), tiny_request(4))
+    lowers(jax.jit(jax.grad(value)), shapes, decoder.knobs(None), stubs.tiny_request(4))
 
 
 def hidden_of(state, info):
@@ -130,8 +118,8 @@ def hidden_of(state, info):
 @pytest.mark.parametrize("platform", ["cpu", *PLATFORMS])
 def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has such a product."""
-    network = tiny_causal(**HALF)
-    decoder, request = decode.AutoRegressive(network, SIZE), tiny_request(4, prompts=[[3, 1, 4]])
+    network = stubs.tiny_causal(**HALF)
+    decoder, request = decode.AutoRegressive(network, SIZE), stubs.tiny_request(4, prompts=[[3, 1, 4]])
     params = jax.eval_shape(decoder.prepare, parameter_shapes(network.config))
 
     program = export.export(run_of(decoder), platforms=(platform,))(params, request, decoder.knobs(None))
@@ -143,7 +131,7 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
 def test_a_run_holds_no_array_that_only_infos_have(name):
     """The array of a marked info is in the program of a trace and not in that of a run."""
     row = ROWS[name]
-    decoder, request = row.decoder(), tiny_request(BUDGET)
+    decoder, request = row.decoder(), stubs.tiny_request(BUDGET)
     knobs = decoder.knobs(row.values())
 
     @dataclasses.dataclass(frozen=True)
@@ -165,10 +153,13 @@ def test_a_run_holds_no_array_that_only_infos_have(name):
 def test_a_step_of_a_stream_copies_no_matrix(name):
     """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as a matrix."""
     if name == "causal":
-        decoder, params = decode.Jacobi(tiny_causal(), SIZE, block=4), tiny_causal_params()
+        decoder, params = decode.Jacobi(stubs.tiny_causal(), SIZE, block=4), stubs.tiny_causal_params()
     else:
-        decoder, params = decode.Wavefront(tiny_network(), SIZE, window=4, inner_recurrence=2), tiny_params()
-    request, knobs = tiny_request(4), decoder.knobs(None)
+        decoder, params = (
+            decode.Wavefront(stubs.tiny_network(), SIZE, window=4, inner_recurrence=2),
+            stubs.tiny_params(),
+        )
+    request, knobs = stubs.tiny_request(4), decoder.knobs(None)
     smallest = min(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2 and min(leaf.shape) > 8)
 
     def copies(params):
@@ -188,8 +179,8 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
 @over(CACHE_MODES, {*CACHE_MODES} - {"full"}, "mode")
 def test_a_step_of_several_rows_copies_no_cache(mode):
     """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
-    decoder, params = decode.Static(tiny_network(mode), SIZE, greedy=True), tiny_params()
-    request, bound = tiny_request(4), np.int32(drive.UNBOUNDED)
+    decoder, params = decode.Static(stubs.tiny_network(mode), SIZE, greedy=True), stubs.tiny_params()
+    request, bound = stubs.tiny_request(4), np.int32(drive.UNBOUNDED)
     knobs = decoder.knobs(None)
     buffers = drive.start.eval_shape(decoder, params, request, knobs).cache.kv.core[0]
     whole = {tuple(sorted(leaf.shape)) for leaf in buffers}
@@ -208,8 +199,8 @@ READERS = (decode.Static, *CAUSAL_READERS, decode.Wavefront, decode.Adaptive)
 @over(READERS, READERS[2:], "kind")
 def test_a_prompt_is_scored_at_its_end_alone(kind):
     """No program that reads prompts of 13 tokens holds scores of 37 tokens at each of them."""
-    network = (tiny_causal if kind in CAUSAL_READERS else tiny_network)(vocab_size=37)
-    decoder, request = kind(network, 24), tiny_request(4, prompts=[range(3, 16)] * 2)
+    network = (stubs.tiny_causal if kind in CAUSAL_READERS else stubs.tiny_network)(vocab_size=37)
+    decoder, request = kind(network, 24), stubs.tiny_request(4, prompts=[range(3, 16)] * 2)
     arguments = (parameter_shapes(network.config), request, decoder.knobs(None))
     text = drive.start.lower(decoder, *arguments).as_text()
     found = re.findall(r"tensor<([0-9x]+)x37xf32>", text)

@@ -57,15 +57,11 @@ def run(rules=MULTIBLOCK, data=None, *, frozen=None):
     return float(loss), {name: float(value) for name, value in terms.items()}, grads
 
 
-def assert_trees(one, other) -> None:
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-5 * max(float(np.abs(b).max()), 1))
-
-
 def assert_same(one, other) -> None:
     assert one[0] == pytest.approx(other[0], rel=2e-6)
     assert one[1] == pytest.approx(other[1], rel=1e-5, abs=1e-6)
-    assert_trees(one[2], other[2])
+    for a, b in zip(jax.tree.leaves(one[2]), jax.tree.leaves(other[2]), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-5 * max(float(np.abs(b).max()), 1))
 
 
 def row_of(data, row: int):

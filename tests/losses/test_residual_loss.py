@@ -16,7 +16,7 @@ from paradec_jax.families import PRESETS, init_params, network_of, parameter_sha
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.cross_entropy import token_losses
 from paradec_jax.losses.residual import Unrolling
-from paradec_jax.models.residual_head import init_params as begin
+from paradec_jax.models import ResidualHeadNetwork
 
 MASK, BLOCK, K = 31, 4, 2
 SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
@@ -162,7 +162,7 @@ def test_divergences_and_normalisers(alignment):
 
 
 def test_a_head_that_adds_nothing_is_the_uncorrected_backbone():
-    params = begin(HEAD.config, jax.random.key(0), "zero_gain")
+    params = ResidualHeadNetwork.init_params(HEAD.config, jax.random.key(0), "zero_gain")
     _, metrics, grads = graded(params=params)
     assert metrics["kl_ratio"] == pytest.approx(1, abs=1e-5) and metrics["kl"] > 1e-3
     assert metrics["agreement"] == metrics["uncorrected_agreement"]

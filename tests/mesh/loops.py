@@ -5,22 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from stubs import (
-    StubCausal,
-    StubDenoiser,
-    StubNetwork,
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_causal,
-    tiny_causal_params,
-    tiny_denoiser,
-    tiny_denoiser_params,
-    tiny_head,
-    tiny_head_params,
-    tiny_network,
-    tiny_params,
-    tiny_request,
-)
+import stubs
 
 import paradec_jax as pd
 from experiments.systems.collectives import collectives, unknown_loops
@@ -36,22 +21,22 @@ def bound(row: Any) -> tuple[Any, Any, bool]:
 
     head: tuple[Any, Any] = (None, None)
     mask, alignment = None, row.stub.get("alignment", "own")
-    if row.net is StubNetwork:
-        network, params = tiny_network(), tiny_params()
-    elif row.net is StubCausal:
-        network, params = tiny_causal(), tiny_causal_params()
+    if row.net is stubs.StubNetwork:
+        network, params = stubs.tiny_network(), stubs.tiny_params()
+    elif row.net is stubs.StubCausal:
+        network, params = stubs.tiny_causal(), stubs.tiny_causal_params()
     elif "block" in row.stub:
         changes: dict[str, Any] = {"block": row.stub["block"]}
-        head = tiny_head(**changes), tiny_head_params(**changes)
+        head = stubs.tiny_head(**changes), stubs.tiny_head_params(**changes)
         if "others" in row.stub:
             changes["blocks"] = (row.stub["block"], *row.stub["others"])
-        network, params, mask = tiny_blocks(**changes), tiny_blocks_params(**changes), 31
+        network, params, mask = stubs.tiny_blocks(**changes), stubs.tiny_blocks_params(**changes), 31
     else:
-        network, params, mask = tiny_denoiser(), tiny_denoiser_params(), 31
+        network, params, mask = stubs.tiny_denoiser(), stubs.tiny_denoiser_params(), 31
     options = dict(row.options)
     if row.kind.further_networks:
-        if row.net is not StubDenoiser:
-            head = network, tiny_causal_params(seed=1)
+        if row.net is not stubs.StubDenoiser:
+            head = network, stubs.tiny_causal_params(seed=1)
         if not isinstance(options["head"], str):
             options["head"] = head[0]
             params = {"network": params, "head": head[1]}
@@ -71,7 +56,7 @@ def stop_tests(names: list[str]) -> dict[str, Any]:
     found, where = {}, pd.make_mesh(data=-1, fsdp=1)
     for name in names or list(ROWS):
         decoder, params, _ = bound(ROWS[name])
-        request = tiny_request(6, prompts=PROMPTS)
+        request = stubs.tiny_request(6, prompts=PROMPTS)
         request = jax.device_put(request, pd.row_shardings(request, where))
         knobs = decoder.knobs(ROWS[name].values())
         params = jax.device_put(params, jax.NamedSharding(where, jax.P()))

@@ -13,8 +13,7 @@ from test_transformer import norm_of, through_layers
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
-from paradec_jax.models.residual_head import INITS, inherited
-from paradec_jax.models.residual_head import init_params as begin
+from paradec_jax.models.residual_head import INITS, ResidualHeadNetwork, inherited
 
 BACKBONE = PRESETS["test-sdar"]
 CONFIG = ResidualHeadConfig.of(BACKBONE, layers=2)
@@ -22,14 +21,10 @@ NETWORK = network_of(CONFIG)
 BLOCK, WIDTH = CONFIG.block, CONFIG.width
 
 
-def random_params(config=CONFIG, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape) + 0.1, s.dtype), parameter_shapes(config)
-    )
-
-
-PARAMS = random_params()
+RNG = np.random.default_rng(0)
+PARAMS = jax.tree.map(
+    lambda s: jnp.asarray(0.3 * RNG.normal(size=s.shape) + 0.1, s.dtype), parameter_shapes(CONFIG)
+)
 
 
 def inputs(length, batch=2, seed=1):
@@ -104,7 +99,7 @@ def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
 
 @pytest.mark.parametrize("init", INITS)
 def test_ways_to_begin(init):
-    params = begin(CONFIG, jax.random.key(0), init)
+    params = ResidualHeadNetwork.init_params(CONFIG, jax.random.key(0), init)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
     residual = call(params, *inputs(BLOCK), positions_of(BLOCK)).hidden
     leaves = flatten_dict(params, sep="/")
@@ -122,13 +117,12 @@ def test_ways_to_begin(init):
 
 
 def test_the_default_begins_at_zero():
-    chex.assert_trees_all_equal(
-        init_params(CONFIG, jax.random.key(3)), begin(CONFIG, jax.random.key(3), "zero_gain")
-    )
+    zero = ResidualHeadNetwork.init_params(CONFIG, jax.random.key(3), "zero_gain")
+    chex.assert_trees_all_equal(init_params(CONFIG, jax.random.key(3)), zero)
     with pytest.raises(
         ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"
     ):
-        begin(CONFIG, jax.random.key(0), "zeros")
+        ResidualHeadNetwork.init_params(CONFIG, jax.random.key(0), "zeros")
 
 
 def test_it_is_a_network_without_a_vocabulary():

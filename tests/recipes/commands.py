@@ -34,6 +34,14 @@ def ran(source, folder, *options, **kinds):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+def refused(source, folder, *options, **kinds):
+    """Whether a command line is refused, by the command or by its parser."""
+    try:
+        return main(words(source, folder, *options, **kinds)) != 0
+    except SystemExit as ended:
+        return ended.code != 0
+
+
 def weights(folder):
     return {path.name: path.read_bytes() for path in (folder / "model").glob("*.safetensors")}
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ran, words
+from commands import ran, refused, words
 from stubs.tiny import tiny_causal, tiny_causal_params
 
 import paradec_jax as pd
@@ -53,11 +53,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_refusals(source, options, reason, tmp_path, capsys):
-    try:
-        code = main(words(source, tmp_path, *options, objective="blocks"))
-    except SystemExit as ended:
-        code = ended.code
-    assert code and reason in capsys.readouterr().err
+    assert refused(source, tmp_path, *options, objective="blocks") and reason in capsys.readouterr().err
 
 
 def test_a_layer_below_adds_nothing():

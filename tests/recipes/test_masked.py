@@ -2,10 +2,9 @@
 
 import jax
 import numpy as np
-from commands import ran, words
+from commands import ran, refused
 
 import paradec_jax as pd
-from paradec_jax.cli import main
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.losses.masked_diffusion import MDLM, noise
 
@@ -32,8 +31,4 @@ def test_refusals(source, tmp_path, capsys):
         (("--packed",), "packed is no option of masked"),
         (("--floor", 2), "floor must be in (0, 1)"),
     ):
-        try:
-            code = main(words(source, tmp_path, *options, objective="masked"))
-        except SystemExit as ended:
-            code = ended.code
-        assert code and reason in capsys.readouterr().err
+        assert refused(source, tmp_path, *options, objective="masked") and reason in capsys.readouterr().err

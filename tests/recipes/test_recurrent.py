@@ -1,10 +1,9 @@
 """`paradec train recurrent` on a tiny model of random weights."""
 
 import pytest
-from commands import ran, words
+from commands import ran, refused
 
 import paradec_jax as pd
-from paradec_jax.cli import main
 from paradec_jax.losses import exponential
 from paradec_jax.recipes import recurrent
 
@@ -27,6 +26,5 @@ def test_what_a_run_gains_is_measured(source, tmp_path):
 
 
 def test_a_growth_that_shrinks_is_refused(source, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(words(source, tmp_path, "--growth", 0.5, 0.5, objective="recurrent"))
+    assert refused(source, tmp_path, "--growth", 0.5, 0.5, objective="recurrent")
     assert "growth must be two" in capsys.readouterr().err

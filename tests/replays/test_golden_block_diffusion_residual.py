@@ -20,7 +20,6 @@ from paradec_jax.convert import mrp
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import Unrolling
-from paradec_jax.models.residual_head import init_params
 
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
@@ -101,7 +100,7 @@ def test_the_released_initialisation():
     """Every parameter has the spread of the recorded first values of each tensor, gains of norms too."""
     network, params = head()
     first = arrays("mrp_forward")["init_std_0p2_first_values"]
-    leaves = jax.tree.leaves(init_params(network.config, jax.random.key(0), "normal_0.2"))
+    leaves = jax.tree.leaves(network.init_params(network.config, jax.random.key(0), "normal_0.2"))
     assert len(first) == 8 * len(leaves) == 8 * len(jax.tree.leaves(params))
     for values in (first, *leaves):
         error = 4 / np.sqrt(2 * values.size)  # of a standard deviation, as a share of it

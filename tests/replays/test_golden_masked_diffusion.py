@@ -15,6 +15,7 @@ from paradec_jax import store
 from paradec_jax.convert import mdlm
 from paradec_jax.convert.engine import table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
+from paradec_jax.models import denoiser
 from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
 
@@ -45,22 +46,22 @@ def call(network, params, tokens, level=None):
         heads.append(attention(*arguments, **options))
         return heads[-1]
 
-    attention = blocks.attention
+    attention, of_zero = blocks.attention, denoiser.noise_map
     blocks.attention = spied
+    if level is not None:
+        denoiser.noise_map = lambda _, *leaves: of_zero(level, *leaves)
     try:
         hidden, captured = network.module.apply(
             {"params": params},
             tokens,
             positions_of(tokens),
             None,
-            None,
-            level,
             method=Denoiser.hidden,
             capture_intermediates=lambda module, method: method == "__call__",
             mutable=["intermediates"],
         )
     finally:
-        blocks.attention = attention
+        blocks.attention, denoiser.noise_map = attention, of_zero
     kept = captured["intermediates"]
     outputs = [kept[f"layer_{i}"]["__call__"][0] for i in range(network.config.layers)]
     joined = jnp.reshape(jnp.swapaxes(heads[0], 1, 2), hidden.shape)

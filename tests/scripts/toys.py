@@ -12,7 +12,7 @@ from experiments.tasks import build_tokenizer, start, token_spec
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.text import character_spec, character_tokenizer
 from paradec_jax.families import PRESETS, init_params, parameter_shapes
-from paradec_jax.models import residual_head
+from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.store import Model, ResidualHead, save
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 40
@@ -47,7 +47,7 @@ def of_blocks(options: start.Options, **changes: Any) -> Model:
 
 def with_head(model: Model) -> Model:
     shape = ResidualHeadConfig.of(model.config, 1)
-    head = residual_head.init_params(shape, jax.random.key(1), "normal_0.2")
+    head = ResidualHeadNetwork.init_params(shape, jax.random.key(1), "normal_0.2")
     return dataclasses.replace(model, head=ResidualHead(shape, head))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.request import Request, make_request
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
-from paradec_jax.models import RecurrentDepthNetwork, ResidualHeadNetwork, residual_head
+from paradec_jax.models import RecurrentDepthNetwork, ResidualHeadNetwork
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
 NEVER = -1  # a stop token that no text holds, so that requests with and without one share a program
@@ -73,7 +73,7 @@ def tiny_head(**changes: Any) -> ResidualHeadNetwork:
 @functools.cache
 def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_head`, drawn as the released heads began."""
-    init = functools.partial(residual_head.init_params, init="normal_0.2")
+    init = functools.partial(ResidualHeadNetwork.init_params, init="normal_0.2")
     return drawn(init, tiny_head(**changes).config, seed)
 
 
