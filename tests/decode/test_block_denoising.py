@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 from reading import read
 from stubs import PROMPTS, StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
@@ -89,11 +90,10 @@ CASES = {
     "factor": ("factor", {"factor": 2.0}),
     "entropy": ("entropy", {"entropy": 6.0}),
 }
-FUSIONS = [(True, True), (False, False)]
-SLOW_PAIRS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))]
+FUSIONS = [(True, True), slow(False, False), slow(True, False), slow(False, True)]
 
 
-@pytest.mark.parametrize(("rides", "opens"), [*FUSIONS, *SLOW_PAIRS])
+@pytest.mark.parametrize(("rides", "opens"), FUSIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_calls_are_those_of_the_simulation(name, rides, opens):
     rule, knobs = CASES[name]
@@ -131,6 +131,7 @@ def test_infos_say_what_a_call_did(alignment):
     np.testing.assert_array_equal(stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:])
 
 
+@pytest.mark.slow
 def test_a_cached_block_is_one_read_in_a_whole_text():
     """What a step reads of its block behind the cache is what a call on the whole text reads there."""
     network, params = tiny_blocks(), tiny_blocks_params(1)

@@ -129,6 +129,7 @@ def test_candidates_on_a_recurrent_network_write_what_static_decoding_writes(cac
     assert (spared % 8 == 0).all() and (spared >= 8).all() and (spared < (calls - 1) * 8).all()
 
 
+@pytest.mark.slow
 def test_a_candidate_wins_on_a_recurrent_network():
     """On a text whose next-best guess is never right candidates cost positions; with a pool they save calls."""
     network, request = StubNetwork(needed=(1,)), tiny_request(12)

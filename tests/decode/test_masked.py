@@ -171,6 +171,7 @@ def test_sums_are_right_where_a_call_reveals_one_position():
     assert SumDenoiser().valid(tokens).all() and len(np.unique(tokens, axis=0)) > 5_000
 
 
+@pytest.mark.slow
 def test_orders_by_score_change_the_law():
     """Here for the worse: the surest digits of a sum hang together."""
     for order in SCORES:

@@ -157,6 +157,7 @@ def test_residuals_change_what_is_written():
 JUDGES = pytest.mark.parametrize("judge", [slow("change"), "confidence"])
 
 
+@pytest.mark.slow
 @JUDGES
 def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     """A liar has every proposal of a step fall but one, so a call reveals one position, whichever that is.

@@ -142,6 +142,7 @@ WITHOUT_EXIT = {
 }
 
 
+@pytest.mark.slow
 @over(WITHOUT_EXIT, ["wavefront"], "other")
 def test_prompts_may_be_read_at_a_recurrence_of_their_own(other):
     """As static decoding that reads the prompt once and a token four times."""
@@ -195,8 +196,9 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
     assert (waved.network_calls <= static("shared", temperature).network_calls).all()
 
 
-@pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
-@over(CAUSAL, CAUSAL.keys() - {"lookahead"})  # the others are quick under sliding windows
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@over(CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
     kind, options = CAUSAL[name]
@@ -236,7 +238,8 @@ def test_drafts_under_sliding_windows_are_static_decoding(name):
         assert plain.completions() != static.completions()
 
 
-@over(REAL, ("adaptive", "speculative", "static"))
+@pytest.mark.slow
+@over(REAL)
 def test_rows_of_a_model_are_independent(name):
     kind, cache, options, knobs = REAL[name]
     request = tiny_request((BUDGET, 3, 6))

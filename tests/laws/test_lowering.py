@@ -77,6 +77,7 @@ def test_decoder(name):
     lowers(run_of(decoder), params, stubs.tiny_request(4), decoder.knobs(row.values()))
 
 
+@pytest.mark.slow
 @over(REAL, ("static", "adaptive", "speculative"))
 def test_gradient_of_a_rollout(name):
     kind, cache, options, knobs = REAL[name]

@@ -79,6 +79,7 @@ def test_rows_of_one_batch_have_blocks_of_several_lengths():
     assert abs(share * rows - round(share * rows)) < 0.1
 
 
+@pytest.mark.slow
 def test_packed_samples_count_as_they_do_alone():
     packed, _, grads = graded(RECORDED)
     total, summed = 0.0, jax.tree.map(jnp.zeros_like, grads)

@@ -11,7 +11,8 @@ from paradec_jax.cli import main
 DIRECT = ("--init", "zero_gain", "--direct", "--packed", "--layers", 0.5)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(DIRECT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), DIRECT])
 def test_a_head_lies_beside_the_same_network(source, options, tmp_path):
     last = ran(source, tmp_path, *options, updates=3, objective="head")
     start, made = pd.load(source / "sdar"), pd.load(tmp_path / "model")
