@@ -1,9 +1,10 @@
 """`paradec train recurrent` on a tiny model of random weights."""
 
 import pytest
-from commands import ran, refused
+from commands import ran, refused, words
 
 import paradec_jax as pd
+from paradec_jax.cli import main
 from paradec_jax.losses import exponential
 from paradec_jax.recipes import recurrent
 
