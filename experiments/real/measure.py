@@ -61,6 +61,7 @@ class Options:
       tokens: new tokens of a chat, at most.
       passes: timings of each decoder.
       limit: chats, the first ones.
+      decoders: decoders, the first ones; one by one is the first, prompt lookup the second.
       out: path of the JSON.
     """
 
@@ -70,6 +71,7 @@ class Options:
     tokens: int = 48
     passes: int = 3
     limit: int = 10
+    decoders: int = len(SETTINGS)
     out: Path = HERE / "results" / "smollm2-135m.json"
 
 
@@ -109,7 +111,7 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     prompts = [prompts_of(model, [text], report.SEED, options.tokens) for text in texts]
     params, every, calls, compilation = model.network.prepare(model.params), range(len(texts)), {}, []
     requests, lengths = [one.request([0]) for one in prompts], [int(one.lengths[0]) for one in prompts]
-    for setting in SETTINGS:
+    for setting in SETTINGS[: options.decoders]:
         cases = [case_of(setting, model, one.size, params) for one in prompts]
         compilation += compile_all([(cases[0], requests[0])])
         calls[setting.name] = [functools.partial(ours, *both) for both in zip(cases, requests, strict=True)]
