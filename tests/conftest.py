@@ -56,12 +56,12 @@ if os.environ.get("TYPES"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
-    compiles once. What replays recorded arrays is marked. Of the settings in which a decoder or a head is replayed
+    """One worker runs all laws of a row, all replays of a function, or all of another file's tests: they share
+    programs, which a process compiles once. What replays recorded arrays is marked. Of the settings in which a decoder or a head is replayed
     or trained one of three is quick, since each compiles a program of its own."""
     settings = collections.Counter()
     for item in items:
-        if item.path.name.startswith("test_golden_"):
+        if replays := item.path.name.startswith("test_golden_"):
             item.add_marker(pytest.mark.golden)
             if COMPILES.search(item.path.stem) and hasattr(item, "callspec"):
                 settings[item.function] += 1
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.slow)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
-        item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))
+        item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("[" if replays else "::")[0]))
 
 
 def pytest_collection_finish():

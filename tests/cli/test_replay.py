@@ -6,7 +6,7 @@ import json
 import re
 
 import numpy as np
-from marks import over
+import pytest
 from small_tokenizers import llama
 from stubs import StubCausal, StubDenoiser, StubNetwork
 
@@ -49,7 +49,8 @@ class Page(html.parser.HTMLParser):
             self.scripts[-1] += data
 
 
-@over(PAGES, PAGES.keys() - {"tiny-sdar"})
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
 def test_the_trace_is_that_of_rollout(tmp_path, monkeypatch, name):
     stub, prompt, first, beside = PAGES[name]
     gaps, path, model = beside is None, tmp_path / "page.html", pd.load(name)

@@ -251,7 +251,8 @@ def test_rows_of_a_model_are_independent(name):
     assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
 
 
-@pytest.mark.parametrize("name", ["lookahead", slow("jacobi-blocks")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lookahead", "jacobi-blocks"])
 def test_rows_of_a_causal_model_are_independent(name):
     kind, options = CAUSAL[name]
     request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)

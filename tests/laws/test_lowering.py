@@ -216,7 +216,7 @@ def drawn_depths(network):
     ("name", "remat", "accumulate", "loss"),
     [
         slow("recurrent", "iteration", 1, drawn_depths),
-        ("recurrent", "iteration", 2, drawn_depths),
+        slow("recurrent", "iteration", 2, drawn_depths),
         ("masked diffusion", "layer", 1, lambda network: masked_diffusion_loss(network, OWN, chunk=4)),
         slow("self-distillation", "layer", 1, lambda network: self_distillation_loss(network, OWN, chunk=4)),
         ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, OWN, chunk=4)),

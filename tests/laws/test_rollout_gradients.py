@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import tiny
-from marks import over
 from stubs import tiny_params, tiny_request
 
 from paradec_jax import decode
@@ -48,8 +47,8 @@ SOFT = {
 }
 
 
-# Slow but for the wavefront, whose knobs are the most.
-@over(SOFT, SOFT.keys() - {"wavefront"})
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOFT)
 def test_gradients_are_finite_differences(name):
     (kind, options), names, at = SOFT[name]
     decoder, at = tiny(kind, "shared", **options), np.array(at, np.float32)

@@ -15,6 +15,7 @@ from paradec_jax.families import init_params, network_of
 from paradec_jax.recipes.blocks import above
 
 
+@pytest.mark.slow
 def test_a_causal_model_learns_to_write_blocks(source, tmp_path, capsys):
     options = ("--no-look-back", "--alignment", "next", "--lora", 2)
     last = ran(source, tmp_path, *options, objective="blocks")

@@ -9,6 +9,7 @@ import paradec_jax as pd
 from paradec_jax.cli import main
 
 
+@pytest.mark.slow
 def test_the_student_of_each_round_is_kept_and_the_last_is_the_model(source, tmp_path):
     last = ran(source, tmp_path, updates=3, objective="sdtt")
     first, second, made = (pd.load(tmp_path / name) for name in ("round-0/model", "round-1/model", "model"))
