@@ -57,8 +57,8 @@ if os.environ.get("TYPES"):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """One worker runs all laws of a row, all replays of a function, or all of another file's tests: they share
-    programs, which a process compiles once. What replays recorded arrays is marked. Of the settings in which a decoder or a head is replayed
-    or trained one of three is quick, since each compiles a program of its own."""
+    programs, which a process compiles once. What replays recorded arrays is marked. Of the settings in which a
+    decoder or a head is replayed or trained one of three is quick, since each compiles a program of its own."""
     settings = collections.Counter()
     for item in items:
         if replays := item.path.name.startswith("test_golden_"):
