@@ -9,7 +9,6 @@ import collections
 import gc
 import itertools
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -20,7 +19,12 @@ ROOT = Path(__file__).parents[1]
 UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
-COMPILES = re.compile("decode|residual|wavefront|train")  # replays
+QUICK = {
+    "decode": 6,
+    "wavefront": 6,
+    "residual": 3,
+    "train": 3,
+}  # of so many settings of a replay the first is quick
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes half as long; with
@@ -57,16 +61,16 @@ if os.environ.get("TYPES"):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """One worker runs all laws of a row, all replays of a function, or all of another file's tests: they share
-    programs, which a process compiles once. What replays recorded arrays is marked. Of the settings in which a
-    decoder or a head is replayed or trained one of three is quick, since each compiles a program of its own."""
+    programs, which a process compiles once. What replays recorded arrays is marked. Few of the settings in which a
+    decoder or a head is replayed or trained are quick, since each compiles a program of its own."""
     settings = collections.Counter()
     for item in items:
         if replays := item.path.name.startswith("test_golden_"):
             item.add_marker(pytest.mark.golden)
-            if COMPILES.search(item.path.stem) and hasattr(item, "callspec"):
-                settings[item.function] += 1
-                if settings[item.function] % 3 != 1:
-                    item.add_marker(pytest.mark.slow)
+            every = next((n for word, n in QUICK.items() if word in item.path.stem), 1)
+            if hasattr(item, "callspec") and settings[item.function] % every:
+                item.add_marker(pytest.mark.slow)
+            settings[item.function] += 1
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("[" if replays else "::")[0]))
