@@ -19,12 +19,8 @@ ROOT = Path(__file__).parents[1]
 UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
-QUICK = {
-    "decode": 6,
-    "wavefront": 6,
-    "residual": 3,
-    "train": 3,
-}  # of so many settings of a replay the first is quick
+# Of so many settings of a replay, by a word of its file, the first is quick.
+QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes half as long; with
