@@ -47,11 +47,11 @@ class Recipe:
 
     Attributes:
       chain: the law.
-      symbols: of the run of the chain that windows are taken from. What is judged are texts drawn apart from it.
-      width, layers: of the denoiser.
-      updates: of the teacher.
+      symbols: length of the text that windows are taken from. What is judged are texts drawn apart from it.
+      width, layers: sizes of the denoiser.
+      updates: number of updates of the teacher.
       students: all rounds of self-distillation.
-      round_updates: of each of them.
+      round_updates: number of updates of each round.
     """
 
     chain: Chain = Chain()  # noqa: RUF009

@@ -35,7 +35,7 @@ class Options:
       text: file whose characters are the tokens; words of the problems by default.
       chains: whether the tokens are the symbols of chains.
       width, layers, heads, feed_forward, max_length, block: sizes in place of the preset's.
-      alignment: of a model of blocks, its own token or the next one.
+      alignment: which token a position of a model of blocks predicts, its "own" or the "next" one.
       seed: seed of the weights.
     """
 

@@ -24,7 +24,7 @@ def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> N
     with all_or_none():
         if jax.process_index():
             return
-        if path.exists() and any(folder.glob("*/run.json")) + any(folder.glob("*/trajectories")):
+        if path.exists() and (any(folder.glob("*/run.json")) or any(folder.glob("*/trajectories"))):
             begun = read_object(path)
             differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
             if differs and not allow:
