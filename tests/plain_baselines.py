@@ -44,7 +44,9 @@ def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) 
     """A call commits the right tokens of its draft and one more."""
     text, length, calls, positions = text_of(stub, prompt, new), prompt, 0, prompt - 1
     while length < prompt + new:
-        draft = draft_of(text[:length], options["max_ngram"], options["min_ngram"], options["num_pred"])
+        done, most = text[:length], options["max_ngram"]
+        few = draft_of(done, most, options["min_ngram"], options["num_short"])
+        draft = draft_of(done, most, most, options["num_pred"]) or few
         length += right(draft, text[length:]) + 1
         calls, positions = calls + 1, positions + 1 + len(draft)
     return calls, positions

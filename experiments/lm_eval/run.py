@@ -3,8 +3,8 @@
     python -m experiments.lm_eval.run gsm8k test.jsonl --model DIR --examples train.jsonl --shots 5
     python -m experiments.lm_eval.run humaneval HumanEval.jsonl.gz --model DIR --decoder jacobi --execute
 
-Needs the extra `eval`. Tasks are the YAML files beside this script; more of lm-eval's, and decoders with options, are
-asked from Python with `tasks_of` and `paradec_jax.evaluate.harness.DecoderLM`.
+Needs the extra `eval`. Tasks are the YAML files beside this script; more of lm-eval's are asked from Python with
+`tasks_of` and `paradec_jax.evaluate.harness.DecoderLM`.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import tyro
 
 from experiments.common.command import run as run_command
 from paradec_jax import store
+from paradec_jax.cli.options import choose, decoder_of
 from paradec_jax.families import FAMILIES
 from paradec_jax.io import atomic_write_text
 
@@ -31,7 +32,7 @@ class Options:
       task: name of a task.
       file: its items.
       model: what `paradec_jax.load` takes.
-      decoder: name of a row of `paradec compare`; the last one of the model's family when None.
+      decoder: as of `paradec compare`, "jacobi --block 8"; the last one of the model's family when None.
       limit: items at most, the first ones.
       shots: solved examples before each item, from `examples`.
       examples: file of solved examples; a GSM8K train split.
@@ -78,12 +79,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     from paradec_jax.evaluate.harness import DecoderLM
 
     model = store.load(options.model)
-    rows = FAMILIES[model.family].settings
-    named = [row for row in rows if options.decoder in (None, row.name)]
-    if not named:
-        known = ", ".join(dict.fromkeys(row.name for row in rows))
-        raise ValueError(f"--decoder must be one of {known} for family {model.family}, not {options.decoder}")
-    lm = DecoderLM(model, named[-1].decoder, named[-1].knobs, rows=options.rows, seed=options.seed)
+    chosen = FAMILIES[model.family].settings[-1]
+    if options.decoder is not None:
+        chosen = choose(model.family, *decoder_of("decoder", options.decoder))
+    lm = DecoderLM(model, chosen.decoder, chosen.knobs, rows=options.rows, seed=options.seed)
     found = lm_eval.simple_evaluate(
         model=lm,
         tasks=[task_of(options.task, options.file, options.shots, options.examples)],

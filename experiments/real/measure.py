@@ -37,7 +37,7 @@ from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.timing import compile_all
 
 COPIES = 5  # chats at the beginning whose answers repeat much of the question
-LOOKUP = 7  # tokens that prompt lookup drafts, ours and transformers'
+LOOKUP = 10  # tokens that prompt lookup drafts at most, ours and transformers
 WIDTHS = (1, 1 + LOOKUP, 56, 8, 16, 16)  # positions of a call of each setting
 COLUMNS = "dtype|decoder|tokens a call|tokens/s|times one by one|copying chats|predicted|equal|compilation, s"
 FIRST = """

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.causal.prompt_lookup import (
     PromptLookupInfo,
+    counted,
     find_draft,
     read_prompt,
     verify,
@@ -40,25 +41,23 @@ class ReleasedPromptLookup(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
-        draft, drafted, _ = self.draft(request.tokens, request.lengths)
-        return read_prompt(self, params, request, draft, drafted, knobs)
+        return read_prompt(self, params, request, *self.draft(request.tokens, request.lengths), knobs)
 
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
-        draft, drafted, found = self.draft(state.rows.tokens, state.rows.length)
-        state, accepted = verify(self, params, state, draft, drafted, knobs, least=1)
-        return state, PromptLookupInfo(draft, found, accepted)
+        draft, drafted = self.draft(state.rows.tokens, state.rows.length)
+        state, accepted = verify(self, params, state, draft, drafted, knobs, (1,))
+        return state, PromptLookupInfo(draft, drafted, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, the token alone where none is found."""
-        draft, drafted, _ = self.draft(state.rows.tokens, state.rows.length)
-        return jnp.where(jnp.arange(self.num_pred) < drafted[:, None], draft, -1)
+        return counted(*self.draft(state.rows.tokens, state.rows.length))
 
     def draft(
         self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]
-    ) -> tuple[Int[Array, "B K"], Int[Array, "B"], Bool[Array, "B"]]:
-        """A draft, how many of its tokens count, and whether they were found."""
+    ) -> tuple[Int[Array, "B K"], Int[Array, "B"]]:
+        """A draft and how many of its tokens count."""
         draft, found = find_draft(tokens, lengths, self.max_ngram, self.num_pred)
-        return jnp.where(found[:, None], draft, self.dummy), jnp.where(found, self.num_pred, 1), found
+        return jnp.where(found[:, None], draft, self.dummy), jnp.where(found, self.num_pred, 1)

@@ -96,6 +96,7 @@ def compare_command(
     samples: int | None = None,
     length: int | None = None,
     texts: Annotated[str | None, arg(metavar="DIR")] = None,
+    dtype: str | None = None,
     json: JsonPath = None,
 ) -> int:
     """Decodes the same problems with every decoder of a model's family and prints one table.
@@ -130,6 +131,7 @@ def compare_command(
       samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
+      dtype: float32 or bfloat16, of parameters and computation; as stored by default.
       json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
         there as well as printing the table. Rows of answers are written as soon as they are known, and the same
         command goes on with those that are missing.
@@ -138,7 +140,7 @@ def compare_command(
     check_place("texts", texts)
     sources = list(dict.fromkeys(name for word in model for name in _models(word)))
     places = dict(zip(store.names_of(sources), sources, strict=True))
-    models = {name: store.load(place) for name, place in places.items()}
+    models = {name: store.load(place, dtype=dtype) for name, place in places.items()}
     families = list(dict.fromkeys(one.family for one in models.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
     options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}

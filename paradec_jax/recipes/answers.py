@@ -78,11 +78,14 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[
     `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for their answers.
     """
     assert job.held_out is not None
+    first = model is job.model and jax.process_index() == 0
     held_out, model = job.held_out, here(model)
     new_tokens = min(max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST)
     try:
         _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, window)
-    except ValueError:
+    except ValueError as error:
+        if first:
+            print(f"tokens a call are not measured: {error}")
         return {}
     (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
     equal = np.mean([one == other for one, other in zip(found, wanted, strict=True)])

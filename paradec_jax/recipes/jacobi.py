@@ -10,6 +10,7 @@ A model that gains tokens a call can lose what it knew, so the held-out line has
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -34,6 +35,7 @@ from paradec_jax.objective import Metrics, Objective, Sums
 from paradec_jax.recipes.answers import MEASURED, answers, asked, ending, here
 from paradec_jax.recipes.folder import by_first
 from paradec_jax.recipes.run import Job, Stopped, length_of
+from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.recipe import checksums
 
 RULES = ConsistencyRules(
@@ -109,8 +111,6 @@ class Jacobi:
         model, seed = here(model), job.run.seed + which
 
         def work() -> None:
-            if done.exists():
-                return
             settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
             ids, prompts = asked(job.examples, model, seed, self.problems, self.new_tokens, max(self.block))
@@ -129,7 +129,12 @@ class Jacobi:
                 append(folder, found[: len(batch)])
             atomic_write_text(done, "")
 
-        by_first(f"trajectories {which}", work)
+        def alone() -> None:
+            if not done.exists():
+                with os.fdopen(hold(folder.parent)):
+                    work()
+
+        by_first(f"trajectories {which}", alone)
         if not done.exists():
             raise Stopped(0)
         return Trajectories(folder)

@@ -90,6 +90,7 @@ class Run:
       seed: of all draws.
       checkpoint_every: updates between checkpoints.
       allow: parts in which the call may differ from the run that it goes on with, such as steps.
+      cluster: processes and their devices.
     """
 
     model: str

@@ -61,7 +61,17 @@ class TestAnswers:
         monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
     def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
-        words = ["compare", folder, "--data", easy(tmp_path), "--problems", "3", "--json"]
+        words = [
+            "compare",
+            folder,
+            "--data",
+            easy(tmp_path),
+            "--problems",
+            "3",
+            "--dtype",
+            "bfloat16",
+            "--json",
+        ]
         assert cli.main(words) == 0
         out, err = capsys.readouterr()
         rows = strict(out)
@@ -69,7 +79,9 @@ class TestAnswers:
         for row in rows:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
             assert row["data"] == easy(tmp_path)
-            assert row["facts"]["device"]["threads"] >= 1 and row["facts"]["dtypes"] == ["float32"]
+            assert row["facts"]["device"]["threads"] >= 1 and row["facts"]["dtypes"] == ["bfloat16"] == [
+                row["dtype"]
+            ]
             low, high = row["speedup_interval"]
             assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
         assert "decoding in batches" in err

@@ -95,7 +95,7 @@ ROWS = {
     ),
     "wavefront-straight-through": wave_row(decode.SoftWavefront, counted=True, window=4, log_probs=True),
     "prompt-lookup": causal_row(
-        decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3, min_ngram=2
+        decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3, min_ngram=1, num_short=2
     ),
     "lookahead": causal_row(
         decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
@@ -217,7 +217,7 @@ REAL = {
     "wavefront": (decode.Wavefront, "shared", WIDE, {"noise": 0.2, "max_recurrence": 6}),
 }
 CAUSAL = {
-    "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3, "min_ngram": 2}),
+    "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3, "min_ngram": 1}),
     "lookahead": (decode.Lookahead, {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True}),
     "jacobi": (decode.Jacobi, {"block": 4, "running": True, "candidates": 2}),
     "jacobi-blocks": (decode.Jacobi, {"block": 3, "blocks": 2, "pool": 2}),

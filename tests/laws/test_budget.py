@@ -19,7 +19,7 @@ ROOMS = {
     ("losses",): 1_700,
     ("train",): 1_400,
     ("data",): 1_345,
-    ("recipes",): 1_360,
+    ("recipes",): 1_368,
     ("evaluate",): 1_875,
     ("store", "model", "disk", "io"): 747,
     ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_330,

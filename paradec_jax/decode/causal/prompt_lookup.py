@@ -24,13 +24,13 @@ class PromptLookupInfo:
     """What one call did.
 
     Attributes:
-      draft: tokens that the call verified, [B, K].
-      found: rows in which the newest tokens occur earlier, so that the draft is a copy, [B].
+      draft: tokens that the call verified, [B, K]; the first `drafted` of them count.
+      drafted: how many, [B]: none in rows whose newest tokens do not occur earlier.
       accepted: tokens of the draft that were right, [B].
     """
 
     draft: Int[Array, "B K"]
-    found: Bool[Array, "B"]
+    drafted: Int[Array, "B"]
     accepted: Int[Array, "B"]
 
 
@@ -40,8 +40,9 @@ class PromptLookup(DecoderBase):
 
     Each call, that of the prompt included, feeds the newest token and K drafted ones and commits the drafts that
     equal the network's own choices, and one choice more. Where no running row holds an earlier occurrence the call
-    is a step of autoregressive decoding, of one position. A single token that stood before foretells little, and on
-    a processor a wide call must earn its price: so what is looked up has a least length (the original: 1).
+    is a step of autoregressive decoding, of one position. Few tokens that stood before foretell little, and on a
+    processor a wide call must earn its price: so what is looked up has a least length, and only what equals
+    `max_ngram` tokens is followed far. (The original: `max_ngram` 3, `min_ngram` 1, `num_short` 10.)
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -50,42 +51,51 @@ class PromptLookup(DecoderBase):
 
     Attributes:
       max_ngram: tokens that are looked up; where they are not found, fewer.
-      num_pred: K, tokens copied (10 in the original: a call of 8 positions is the better bargain on a CPU).
+      num_pred: K, tokens copied.
       min_ngram: the fewest that are looked up.
+      num_short: tokens copied after fewer than `max_ngram`, K at most.
     """
 
     _: dataclasses.KW_ONLY
-    max_ngram: int = 3
-    num_pred: int = 7
+    max_ngram: int = 6
+    num_pred: int = 10
     min_ngram: int = 3
+    num_short: int = 3
 
     def __post_init__(self) -> None:
-        check_sizes(self, "max_ngram", "num_pred")
+        check_sizes(self, "max_ngram", "num_pred", "num_short")
         check_sizes(self, "min_ngram", most=self.max_ngram)
 
     def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:
-        """K tokens a row that may come next, and whether there are any."""
-        return find_draft(tokens, lengths, self.max_ngram, self.num_pred, self.min_ngram)
+        """K tokens a row that may come next, and how many of them count."""
+        short, most = min(self.num_short, self.num_pred), self.max_ngram
+        draft, sure = find_draft(tokens, lengths, most, self.num_pred, most)
+        few, found = find_draft(tokens, lengths, most, short, self.min_ngram)
+        draft = jnp.where(sure[:, None], draft, jnp.pad(few, ((0, 0), (0, self.num_pred - short))))
+        return draft, jnp.where(sure, self.num_pred, jnp.where(found, short, 0))
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
-        draft, found = self.find(request.tokens, request.lengths)
-        return read_prompt(self, params, request, draft, jnp.where(found, self.num_pred, 0), knobs)
+        return read_prompt(self, params, request, *self.find(request.tokens, request.lengths), knobs)
 
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """One call: verifies what followed the newest tokens where they stood before."""
-        # Look up: the longest n-gram at the row's end that occurs earlier, and the K tokens after it there.
-        draft, found = self.find(state.rows.tokens, state.rows.length)
+        # Look up: the longest n-gram at the row's end that occurs earlier, and the tokens after it there.
+        draft, drafted = self.find(state.rows.tokens, state.rows.length)
         # Verify and commit: the drafted tokens that the network chooses itself, and its choice after them.
-        state, accepted = verify(self, params, state, draft, jnp.where(found, self.num_pred, 0), knobs)
-        return state, PromptLookupInfo(draft, found, accepted)
+        state, accepted = verify(self, params, state, draft, drafted, knobs, (0, self.num_short))
+        return state, PromptLookupInfo(draft, drafted, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, where there is one."""
-        draft, found = self.find(state.rows.tokens, state.rows.length)
-        return jnp.where(found[:, None], draft, -1)
+        return counted(*self.find(state.rows.tokens, state.rows.length))
+
+
+def counted(draft: Int[Array, "B K"], drafted: Int[Array, "B"]) -> Int[Array, "B K"]:
+    """A draft with -1 after what counts of it."""
+    return jnp.where(jnp.arange(draft.shape[1]) < drafted[:, None], draft, -1)
 
 
 def find_draft(
@@ -145,24 +155,25 @@ def verify(
     draft: Int[Array, "B K"],
     drafted: Int[Array, "B"],
     knobs: Any,
-    least: int = 0,
+    sizes: tuple[int, ...],
 ) -> tuple[CachedState, Int[Array, "B"]]:
     """One call on the newest token and a draft.
 
     Args:
       decoder, params, state, knobs: as for `step`.
       draft: K tokens.
-      drafted: how many of them count: K, or `least`.
-      least: tokens that a draft has at least.
+      drafted: how many of them count.
+      sizes: numbers of them, for each of which a call is compiled; beside K.
 
     Returns:
       The state after the call, and how many drafted tokens were right.
     """
     network, at, running = decoder.network, state.cached, ~state.rows.done
     fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)[:, None]
-    sizes = Sizes(jnp.ones_like(at), 1 + drafted, running, (1 + least,), decoder.bounded)
+    widths = tuple(1 + n for n in sizes if n < draft.shape[1])
+    shapes = Sizes(jnp.ones_like(at), 1 + drafted, running, widths, decoder.bounded)
     reads = functools.partial(read, decoder, params, state.rows, knobs)
-    call = forward_candidates(network, params, state.cache, fed, at, sizes, reads)
+    call = forward_candidates(network, params, state.cache, fed, at, shapes, reads)
     rows = state.rows.spend(call.counts, call.positions)
     rows, tokens, accepted = commit_right(rows, call.outputs, draft, drafted)
     cache = network.write(state.cache, call.kv, write_after_read(at, tokens))
