@@ -61,18 +61,8 @@ class TestAnswers:
         monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
     def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
-        words = [
-            "compare",
-            folder,
-            "--data",
-            easy(tmp_path),
-            "--problems",
-            "3",
-            "--dtype",
-            "bfloat16",
-            "--json",
-        ]
-        assert cli.main(words) == 0
+        words = ["compare", folder, "--data", easy(tmp_path), "--problems", "3", "--dtype", "bfloat16"]
+        assert cli.main([*words, "--json"]) == 0
         out, err = capsys.readouterr()
         rows = strict(out)
         assert len(rows) == 2 and all(set(KEYS.split()) <= row.keys() for row in rows)

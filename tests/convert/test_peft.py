@@ -127,9 +127,7 @@ def test_fields(fields, outcome, tmp_path):
         with pytest.raises(StoreError, match=outcome):
             pd.load(tmp_path / "model", adapter=folder)
         return
-    read, own = (
-        tree["layer_1"]["attention"]["q"] for tree in (peft.read(folder, model.config), drawn(model))
-    )
+    read, own = (one["layer_1"]["attention"]["q"] for one in (peft.read(folder, model.config), drawn(model)))
     want = outcome * SCALE * own["lora_b"] @ own["lora_a"]
     np.testing.assert_allclose(read["lora_b"] @ read["lora_a"], want, rtol=1e-5, atol=1e-5)
 

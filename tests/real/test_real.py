@@ -94,10 +94,8 @@ def test_an_export_is_read_by_transformers_and_by_load(model, theirs, texts, tmp
     exported, want = read_by_transformers(folder).state_dict(), theirs.state_dict()
     assert exported.keys() == want.keys() and all(torch.equal(exported[name], want[name]) for name in want)
     same_logits(pd.load(str(folder)), theirs, texts[0])
-    words, message = (
-        transformers.AutoTokenizer.from_pretrained(folder),
-        [{"role": "user", "content": "12 + 30?"}],
-    )
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    message = [{"role": "user", "content": "12 + 30?"}]
     for text in texts:
         assert words.encode(text) == model.tokenizer.encode_batch([text])[0]
     want = words.apply_chat_template(message, tokenize=False, add_generation_prompt=True)

@@ -12,9 +12,8 @@ from commands import STARTS, started, weights, words
 from paradec_jax.cli import main
 
 pytestmark = pytest.mark.slow
-PLACES = {
-    "jacobi": ("round-0/trajectories/shard-00003.npy", "round-0/checkpoints/3")
-}  # in collecting and in training
+# In collecting and in training.
+PLACES = {"jacobi": ("round-0/trajectories/shard-00003.npy", "round-0/checkpoints/3")}
 
 
 @pytest.mark.parametrize("objective", STARTS)

@@ -89,9 +89,7 @@ def test_candidates():
 
 
 def lookup_of(trace: dict):
-    return replicas.ReleasedPromptLookup(
-        max_ngram=trace["max_ngram"], num_pred=trace["num_pred"], dummy=DUMMY
-    )
+    return replicas.ReleasedPromptLookup(**{n: trace[n] for n in ("max_ngram", "num_pred")}, dummy=DUMMY)
 
 
 @pytest.mark.parametrize("name", traces("prompt_lookup"))
