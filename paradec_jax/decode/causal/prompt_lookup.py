@@ -57,10 +57,10 @@ class PromptLookup(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    max_ngram: int = 6
+    max_ngram: int = 5
     num_pred: int = 10
     min_ngram: int = 3
-    num_short: int = 3
+    num_short: int = 1
 
     def __post_init__(self) -> None:
         check_sizes(self, "max_ngram", "num_pred", "num_short")
