@@ -42,7 +42,7 @@ def text_of(stub: StubCausal, length: int, new: int) -> list[int]:
 
 def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) -> Count:
     """A call commits the right tokens of its draft and one more."""
-    text, length, calls, positions = text_of(stub, prompt, new), prompt, 0, prompt - 1
+    text, length, calls, positions = text_of(stub, prompt, new), prompt + 1, 1, prompt
     while length < prompt + new:
         done, most = text[:length], options["max_ngram"]
         few = draft_of(done, most, options["min_ngram"], options["num_short"])

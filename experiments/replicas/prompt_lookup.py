@@ -9,9 +9,10 @@ from jaxtyping import Array, Int
 from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.causal.prompt_lookup import (
     PromptLookupInfo,
+    commit_right,
     counted,
     find_draft,
-    read_prompt,
+    read,
     verify,
 )
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
@@ -41,7 +42,12 @@ class ReleasedPromptLookup(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
-        return read_prompt(self, params, request, *self.draft(request.tokens, request.lengths), knobs)
+        draft, drafted = self.draft(request.tokens, request.lengths)
+        rows, cache, out = self.prefill_ahead(params, request, draft, self.num_pred + 1)
+        predicted = read(self, params, rows, knobs, out.hidden[:, None])
+        rows = rows.spend(out.counts, request.lengths + drafted)
+        rows, _, _ = commit_right(rows, predicted.outputs, draft, drafted)
+        return CachedState(rows, cache)
 
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs

@@ -38,11 +38,12 @@ class PromptLookupInfo:
 class PromptLookup(DecoderBase):
     """Looks the newest tokens up in the row itself and verifies, in one call, what followed them there.
 
-    Each call, that of the prompt included, feeds the newest token and K drafted ones and commits the drafts that
-    equal the network's own choices, and one choice more. Where no running row holds an earlier occurrence the call
-    is a step of autoregressive decoding, of one position. Few tokens that stood before foretell little, and on a
-    processor a wide call must earn its price: so what is looked up has a least length, and only what equals
-    `max_ngram` tokens is followed far. (The original: `max_ngram` 3, `min_ngram` 1, `num_short` 10.)
+    Each call feeds the newest token and drafted ones and commits the drafts that equal the network's own choices, and
+    one choice more. (In the original the prompt's call too, whose template seldom foretells what follows.) Where no
+    running row holds an earlier occurrence the call is a step of autoregressive decoding, of one position. Few tokens
+    that stood before foretell little, and on a processor a wide call must earn its price: so what is looked up has a
+    least length, and only what equals `max_ngram` tokens is followed far. (The original: `max_ngram` 3, `min_ngram` 1,
+    `num_short` 10.)
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -75,8 +76,9 @@ class PromptLookup(DecoderBase):
         return draft, jnp.where(sure, self.num_pred, jnp.where(found, short, 0))
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
-        """Reads the prompt with a draft after it and commits the first tokens."""
-        return read_prompt(self, params, request, *self.find(request.tokens, request.lengths), knobs)
+        """Reads the prompt and commits the first token."""
+        rows, cache, _ = self.prefill(params, request, knobs, self.num_pred + 1)
+        return CachedState(rows, cache)
 
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
@@ -130,22 +132,6 @@ def find_draft(
         found |= jnp.any(occurs, axis=1)
     room = jnp.pad(tokens, ((0, 0), (0, num_pred)))
     return window(room, first, num_pred), found
-
-
-def read_prompt(
-    decoder: DecoderBase,
-    params: Any,
-    request: Request,
-    draft: Int[Array, "B K"],
-    drafted: Int[Array, "B"],
-    knobs: Any,
-) -> CachedState:
-    """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
-    rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
-    predicted = read(decoder, params, rows, knobs, out.hidden[:, None])
-    rows = rows.spend(out.counts, request.lengths + drafted)
-    rows, _, _ = commit_right(rows, predicted.outputs, draft, drafted)
-    return CachedState(rows, cache)
 
 
 def verify(
