@@ -42,7 +42,7 @@ class PromptLookup(DecoderBase):
     one choice more. (In the original the prompt's call too, whose template seldom foretells what follows.) Where no
     running row holds an earlier occurrence the call is a step of autoregressive decoding, of one position. Few tokens
     that stood before foretell little, and on a processor a wide call must earn its price: so what is looked up has a
-    least length, and only what equals `max_ngram` tokens is followed far. (The original: `max_ngram` 3, `min_ngram` 1,
+    least length, and only what equals `max_ngram` tokens is followed far. (The original: 3, `min_ngram` 1 and
     `num_short` 10.)
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
