@@ -51,10 +51,9 @@ def answers(
     file = None if path == "-" else path
     made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}
     made |= {"new_tokens": budget, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
-    made_with = {
-        name: {"model": _digest(place), "dtype": models[name].config.dtype} | made
-        for name, place in places.items()
-    }
+    made_with: dict[str, Row] = {}
+    for name, place in places.items():
+        made_with[name] = {"model": _digest(place), "dtype": models[name].config.dtype} | made
     rows = _begun(file, made_with) if file and Path(file).exists() else {}
     options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
     options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
