@@ -1,5 +1,5 @@
 #!/bin/sh
-# SmolLM2-135M made fast on two cores: its upper half, in float32. What came out is in RESULTS.md.
+# SmolLM2-135M made fast on two cores: its upper half, in float32.
 #
 #     sh experiments/real/fast.sh finetuned         # on word problems of two to four steps
 #     sh experiments/real/fast.sh distilled         # from that model, in blocks of 8
@@ -39,11 +39,15 @@ compare)
     --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 16 --candidates 1" "$@" ;;
 questions)
   questions=runs/real/questions.jsonl
-  [ -e $questions ] || python -c '
+  [ -e $questions ] || {
+    python -c '
 import json, sys
 for line in open(sys.argv[1]):
-    print(json.dumps({"messages": [{"role": role, "content": json.loads(line)[key]} for role, key in
-                                   (("user", "question"), ("assistant", "answer"))]}))' "$1" >$questions
+    item = json.loads(line)
+    turns = ("user", item["question"]), ("assistant", item["answer"])
+    print(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}))' "$1" >$questions.part
+    mv $questions.part $questions
+  }
   shift
   paradec train jacobi --model $start --data $questions $upper --length 512 --rehearse 0 --block 8 --new-tokens 128 \
     --problems 384 --updates 200 --learning-rate 2e-4 "$@" ;;

@@ -37,7 +37,7 @@ from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.timing import compile_all
 
 COPIES = 5  # chats at the beginning whose answers repeat much of the question
-LOOKUP = 10  # tokens that prompt lookup drafts at most, ours and transformers
+LOOKUP = 10  # tokens that prompt lookup drafts at most, ours and transformers'
 WIDTHS = (1, 1 + LOOKUP, 56, 8, 16, 16)  # positions of a call of each setting
 COLUMNS = "dtype|decoder|tokens a call|tokens/s|times one by one|copying chats|predicted|equal|compilation, s"
 FIRST = """
@@ -127,7 +127,7 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     each = {name: np.transpose([timings[name, i].wall for i in every]) for name in calls}
     table = [row_of(name, made, each) | {"dtype": dtype} for name in calls]
     for row, width, seconds in zip(table, WIDTHS, compilation, strict=False):
-        # A call of prompt lookup is as wide only where it has found a match.
+        # Prompt lookup's calls differ in width: the price of their mean width, on a line between both ends.
         after = sum(steps - 1 for _, steps, _ in made[row["decoder"]])
         positions = sum(positions for *_, positions in made[row["decoder"]]) - sum(lengths)
         wide = (positions - after) / (LOOKUP * after) if row["decoder"] == "prompt lookup" else 1.0

@@ -42,8 +42,8 @@ class PromptLookup(DecoderBase):
     one choice more. (In the original the prompt's call too, whose template seldom foretells what follows.) Where no
     running row holds an earlier occurrence the call is a step of autoregressive decoding, of one position. Few tokens
     that stood before foretell little, and on a processor a wide call must earn its price: so what is looked up has a
-    least length, and only what equals `max_ngram` tokens is followed far. (The original: 3, `min_ngram` 1 and
-    `num_short` 10.)
+    least length, and only what equals `max_ngram` tokens is followed far. (The original: `max_ngram` 3,
+    `min_ngram` 1 and `num_short` 10.)
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -149,7 +149,7 @@ def verify(
       decoder, params, state, knobs: as for `step`.
       draft: K tokens.
       drafted: how many of them count.
-      sizes: numbers of them, for each of which a call is compiled; beside K.
+      sizes: numbers of drafted tokens below K for which a call is compiled too.
 
     Returns:
       The state after the call, and how many drafted tokens were right.
