@@ -2,7 +2,7 @@
 # SmolLM2-135M made fast on two cores: its upper half, in float32.
 #
 #     sh experiments/real/fast.sh finetuned         # on word problems of two to four steps
-#     sh experiments/real/fast.sh distilled         # from that model, in blocks of 8
+#     sh experiments/real/fast.sh distilled         # from that model, a round in blocks of 8 and one of 16
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
 #     sh experiments/real/fast.sh compare float32   # the three, on 200 problems that nothing was trained on
 #     sh experiments/real/fast.sh questions FILE    # its own answers to GSM8K's questions, FILE is train.jsonl
@@ -26,10 +26,10 @@ case $name in
 finetuned)
   paradec train sft --model $start $problems $upper --packed --updates 300 --learning-rate 5e-4 --cooldown 0.6 "$@" ;;
 distilled)
-  paradec train jacobi --model runs/real/finetuned/model $problems $upper --block 8 --new-tokens 160 --problems 256 \
+  paradec train jacobi --model runs/real/finetuned/model $problems $upper --block 8 16 --new-tokens 160 --problems 256 \
     --updates 150 --learning-rate 3e-4 --seed 1 "$@" ;;
 control)
-  paradec train sft --model runs/real/finetuned/model $problems $upper --packed --updates 150 --learning-rate 3e-4 \
+  paradec train sft --model runs/real/finetuned/model $problems $upper --packed --updates 300 --learning-rate 3e-4 \
     --seed 1 "$@" ;;
 compare)
   dtype=$1

@@ -7,7 +7,7 @@ rounded to four bits, for transformers too. Decoders, transformers' among them, 
 every pass; seconds hold the prompt's call and no compilation, which is told of the first chat's size. A
 speed-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of a call,
 which is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of a
-new process, by the clock from its start, with its peak memory.
+new process, by the clock from its start, with its peak memory, which would be this process' if that were larger.
 """
 
 import dataclasses
@@ -172,9 +172,9 @@ def cells(row: Mapping[str, Any]) -> Sequence[str]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Measures, writes the JSON after each dtype and prints the table."""
-    results: dict[str, Any] = {"rows": [], "first": [], "peers": None}
+    firsts = [row for dtype in options.dtypes for row in first_answers(options.file, dtype)]
+    results: dict[str, Any] = {"rows": [], "first": firsts, "peers": None}
     for dtype in options.dtypes:
-        results["first"] += first_answers(options.file, dtype)
         words = [str(options.peers), str(HERE / "peer.py"), str(options.file), dtype]
         if options.peers is None:
             results["rows"] += measure(options, dtype, None)
