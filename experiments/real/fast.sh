@@ -8,6 +8,7 @@
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
 #     sh experiments/real/fast.sh compare float32   # the three, on 200 problems that nothing was trained on
 #     sh experiments/real/fast.sh questions FILE    # its own answers to GSM8K's questions, FILE is train.jsonl
+#     sh experiments/real/fast.sh quickened         # from that model, its own answers in blocks of 4
 #     sh experiments/real/fast.sh asked float32 FILE    # the original and that one, on the first 200 of test.jsonl
 #     sh experiments/real/fast.sh blocks            # from the drilled model, one that writes blocks of 4
 #
@@ -74,11 +75,14 @@ questions)
   shift
   paradec train jacobi --model $start --data $questions $upper --length 512 --rehearse 0 --block 8 --new-tokens 128 \
     --problems 384 --updates 400 --learning-rate 1e-4 "$@" ;;
+quickened)
+  paradec train jacobi --model runs/real/questions/model --data $questions $upper --length 512 --rehearse 0 --block 4 \
+    --new-tokens 128 --problems 768 --updates 760 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --seed 1 "$@" ;;
 asked)
   dtype=$1
   [ -e $asked ] || chats "$2" $asked
   shift 2
-  compare $start runs/real/questions/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
+  compare $start runs/real/quickened/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
     --json "runs/real/asked-$dtype.json" "$@" ;;
 blocks)
   paradec train blocks --model runs/real/drilled/model $problems $upper --blocks 4 --updates 600 \
