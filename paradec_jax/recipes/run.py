@@ -45,11 +45,12 @@ from paradec_jax.train import (
 BOUNDS = {
     **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
     **dict.fromkeys(("minutes", "epochs"), (0, math.inf)),
-    **dict.fromkeys(("warmup", "cooldown", "layers"), (0, 1)),
+    **dict.fromkeys(("warmup", "cooldown", "layers", "blend"), (0, 1)),
 }
 LENGTH = 1024  # positions of the longest row where nothing is given
 # Options that may differ between calls of one run.
-MAY_DIFFER = {"out", "held_out", "minutes", "checkpoint_every", "allow", "cluster", "collect_minutes", "rows"}
+MAY_DIFFER = {"out", "held_out", "blend", "minutes", "collect_minutes", "checkpoint_every"}
+MAY_DIFFER |= {"allow", "cluster", "rows"}
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
 
 
@@ -79,6 +80,8 @@ class Run:
       warmup: share of the updates in which the rate climbs.
       cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
+      blend: share of what training changed that the run's model has: start + blend (trained - start). Below 1 more
+        stays of what it knew (Wortsman et al., 2022, arXiv 2109.01903). A finished run is given another at once.
       layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
       lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
         `adapter`, in PEFT's layout, beside the merged `model`.
@@ -112,6 +115,7 @@ class Run:
     warmup: float = 0.05
     cooldown: float = 0.5
     ema: float | None = None
+    blend: float = 1.0
     layers: float = 1.0
     lora: int | None = None
     precision: Literal["float32", "mixed", "bfloat16"] = "float32"
@@ -274,6 +278,14 @@ def averaged(state: TrainState) -> Any:
     return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
 
 
+def blended(start: Any, trained: Any, share: float) -> Any:
+    """start + share (trained - start), in float32 before it is rounded; what the start lacks is as trained."""
+    if isinstance(trained, Mapping):
+        return {name: blended(start.get(name, x), x, share) for name, x in trained.items()}
+    mean = (1 - share) * start.astype(jnp.float32) + share * trained.astype(jnp.float32)
+    return mean.astype(trained.dtype)
+
+
 def join(trained: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters."""
     return {**kept, **trained}
@@ -361,6 +373,8 @@ def train(objective: Any, run: Run) -> None:
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
     after = objective.train(job)
+    if run.blend < 1:
+        after = dataclasses.replace(after, params=blended(model.params, after.params, run.blend))
 
     def as_read(part: Any) -> Any:
         kinds = {name: getattr(own, name) for name in ("dtype", "param_dtype", "remat")}
@@ -374,7 +388,7 @@ def train(objective: Any, run: Run) -> None:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 
         adapter = gathered(job.adapters[-1][0])
-        by_first("adapter", lambda: write(folder / "adapter", own, adapter, SCALE, run.model))
+        by_first("adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model))
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
     both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
     by_first("end", lambda: finish(folder, examples, *(both or ({}, {}))))

@@ -48,10 +48,14 @@ def test_a_call_whose_minutes_are_over_goes_on(source, whole, tmp_path, capsys):
 
 def test_upper_layers_packed_rows_and_an_average(source, tmp_path):
     options = ("--layers", 0.5, "--packed", "--optimizer", "muon", "--ema", 0.9, "--accumulate", 2)
-    assert main(words(source, tmp_path / "run", *options, "--precision", "mixed", updates=2)) == 0
+    run = words(source, tmp_path / "run", *options, "--precision", "mixed", updates=2)
+    assert main(run) == 0
     before, after = (pd.load(folder).params for folder in (source / "llama", tmp_path / "run" / "model"))
     same = {name: jax.tree.all(jax.tree.map(np.array_equal, before[name], after[name])) for name in before}
     assert same["embedding"] and same["head"] and same["layer_0"] and not same["layer_1"]
+    assert main([*run, "--blend", "0.5"]) == 0
+    half = pd.load(tmp_path / "run" / "model").params
+    jax.tree.map(lambda a, b, c: np.testing.assert_allclose(c, (a + b) / 2, 0.02, 1e-4), before, after, half)
 
 
 REFUSED = [
@@ -90,8 +94,8 @@ def test_jacobi_from_messages(source, tmp_path, options):
 
 @pytest.mark.slow
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):
-    """Also where the call ended after its first update and went on; of the upper half of the layers."""
-    options = ("--lora", 2, "--layers", 0.5)
+    """Also where the call ended after its first update and went on; of the upper half of the layers, half of it."""
+    options = ("--lora", 2, "--layers", 0.5, "--blend", 0.5)
     with pytest.raises(SystemExit):
         main(words(source, tmp_path, "--minutes", 0, *options, updates=3))
     assert main(words(source, tmp_path, *options, updates=3)) == 0
