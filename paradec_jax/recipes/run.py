@@ -49,7 +49,7 @@ BOUNDS = {
 }
 LENGTH = 1024  # positions of the longest row where nothing is given
 # Options that may differ between calls of one run.
-MAY_DIFFER = {"out", "held_out", "blend", "minutes", "collect_minutes", "checkpoint_every"}
+MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "collect_minutes", "checkpoint_every"}
 MAY_DIFFER |= {"allow", "cluster", "rows"}
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
 
@@ -80,8 +80,9 @@ class Run:
       warmup: share of the updates in which the rate climbs.
       cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
-      blend: share of what training changed that the run's model has: start + blend (trained - start). Below 1 more
+      blend: share of what training changed that the run's model has: base + blend (trained - base). Below 1 more
         stays of what it knew (Wortsman et al., 2022, arXiv 2109.01903). A finished run is given another at once.
+      base: the model that is blended with where it is not `model`, such as that before several runs.
       layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
       lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
         `adapter`, in PEFT's layout, beside the merged `model`.
@@ -116,6 +117,7 @@ class Run:
     cooldown: float = 0.5
     ema: float | None = None
     blend: float = 1.0
+    base: str | None = None
     layers: float = 1.0
     lora: int | None = None
     precision: Literal["float32", "mixed", "bfloat16"] = "float32"
@@ -278,11 +280,11 @@ def averaged(state: TrainState) -> Any:
     return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
 
 
-def blended(start: Any, trained: Any, share: float) -> Any:
-    """start + share (trained - start), in float32 before it is rounded; what the start lacks is as trained."""
+def blended(base: Any, trained: Any, share: float) -> Any:
+    """base + share (trained - base), in float32 before it is rounded; what the base lacks is as trained."""
     if isinstance(trained, Mapping):
-        return {name: blended(start.get(name, x), x, share) for name, x in trained.items()}
-    mean = (1 - share) * start.astype(jnp.float32) + share * trained.astype(jnp.float32)
+        return {name: blended(base.get(name, x), x, share) for name, x in trained.items()}
+    mean = (1 - share) * base.astype(jnp.float32) + share * trained.astype(jnp.float32)
     return mean.astype(trained.dtype)
 
 
@@ -345,6 +347,8 @@ def train(objective: Any, run: Run) -> None:
         value = getattr(run, option)
         if value is not None and not least <= value <= most:
             raise ValueError(f"{option} must be from {least} to {most}, not {value}")
+    if run.base is not None and (run.blend == 1 or run.lora is not None):
+        raise ValueError("base wants a blend below 1, and no adapters")
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
     folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
@@ -374,7 +378,10 @@ def train(objective: Any, run: Run) -> None:
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
     after = objective.train(job)
     if run.blend < 1:
-        after = dataclasses.replace(after, params=blended(model.params, after.params, run.blend))
+        base = model if run.base is None else in_training(store.load(run.base, mesh=mesh), run)
+        if base.config != model.config:
+            raise ValueError(f"base must be a model of one shape with {run.model}, which {run.base} is not")
+        after = dataclasses.replace(after, params=blended(base.params, after.params, run.blend))
 
     def as_read(part: Any) -> Any:
         kinds = {name: getattr(own, name) for name in ("dtype", "param_dtype", "remat")}

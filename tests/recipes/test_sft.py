@@ -22,9 +22,8 @@ def whole(source, tmp_path_factory):
 def test_a_run_ends_in_a_model_and_what_it_is_worth(source, whole):
     model, start = pd.load(whole / "model"), pd.load(source / "llama")
     assert model.config.param_dtype == "bfloat16" and model.chat_template
-    assert jax.tree.map(lambda x: x.dtype, model.params) == jax.tree.map(
-        lambda x: x.dtype, dict(start.params)
-    )
+    kinds = [jax.tree.map(lambda x: x.dtype, dict(one.params)) for one in (model, start)]
+    assert kinds[0] == kinds[1]
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["part"] == "sft" and lines[-1]["examples"] == 50
     assert lines[-1]["after"]["loss"] < lines[-1]["before"]["loss"]
@@ -46,23 +45,24 @@ def test_a_call_whose_minutes_are_over_goes_on(source, whole, tmp_path, capsys):
     assert "of messages by the template's prefixes" in said and "held out: loss" in said
 
 
-def test_upper_layers_packed_rows_and_an_average(source, tmp_path):
+def test_upper_layers_packed_rows_and_an_average(source, whole, tmp_path):
     options = ("--layers", 0.5, "--packed", "--optimizer", "muon", "--ema", 0.9, "--accumulate", 2)
     run = words(source, tmp_path / "run", *options, "--precision", "mixed", updates=2)
     assert main(run) == 0
-    before, after = (pd.load(folder).params for folder in (source / "llama", tmp_path / "run" / "model"))
+    folders = (source / "llama", tmp_path / "run" / "model", whole / "model")
+    before, after, base = (pd.load(folder).params for folder in folders)
     same = {name: jax.tree.all(jax.tree.map(np.array_equal, before[name], after[name])) for name in before}
     assert same["embedding"] and same["head"] and same["layer_0"] and not same["layer_1"]
-    assert main([*run, "--blend", "0.5"]) == 0
-    half = pd.load(tmp_path / "run" / "model").params
-    jax.tree.map(lambda a, b, c: np.testing.assert_allclose(c, (a + b) / 2, 0.02, 1e-4), before, after, half)
+    assert main([*run, "--blend", "0.5", "--base", str(folders[2])]) == 0
+    half = pd.load(folders[1]).params
+    jax.tree.map(lambda a, b, c: np.testing.assert_allclose(c, (a + b) / 2, 0.02, 1e-4), base, after, half)
 
 
 REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
     (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
-    (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
+    (("--base", "none"), "base wants a blend below 1, and no adapters"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
     (("--out", "WHOLE"), "was begun with other seed: choose another folder"),
 ]
