@@ -9,7 +9,7 @@
 #     sh experiments/real/fast.sh compare float32   # the three, on 200 problems that nothing was trained on
 #     sh experiments/real/fast.sh questions FILE    # its own answers to GSM8K's questions, FILE is train.jsonl
 #     sh experiments/real/fast.sh quickened         # from that model, its own answers in blocks of 4
-#     sh experiments/real/fast.sh refined           # once more, with answers to others of the questions
+#     sh experiments/real/fast.sh refined           # once more, with answers to other questions; blended with the original
 #     sh experiments/real/fast.sh asked float32 FILE    # the original and that one, on the first 200 of test.jsonl
 #     sh experiments/real/fast.sh blocks            # from the drilled model, one that writes blocks of 4
 #
@@ -82,12 +82,13 @@ quickened)
     --blend 0.9 "$@" ;;
 refined)
   paradec train jacobi --model runs/real/quickened/model --data $questions $upper --length 512 --rehearse 0 --block 4 \
-    --new-tokens 128 --problems 384 --updates 400 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --seed 2 "$@" ;;
+    --new-tokens 128 --problems 384 --updates 400 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --seed 2 \
+    --blend 0.8 --base $start "$@" ;;
 asked)
   dtype=$1
   [ -e $asked ] || chats "$2" $asked
   shift 2
-  compare $start runs/real/quickened/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
+  compare $start runs/real/refined/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
     --json "runs/real/asked-$dtype.json" "$@" ;;
 blocks)
   paradec train blocks --model runs/real/drilled/model $problems $upper --blocks 4 --updates 600 \
