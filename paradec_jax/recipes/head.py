@@ -42,7 +42,7 @@ class Head:
     rules: tyro.conf.OmitArgPrefixes[ResidualRules] = ResidualRules(unroll=2)  # noqa: RUF009
 
     families: ClassVar[tuple[str, ...]] = ("block_diffusion",)
-    without: ClassVar[tuple[str, ...]] = ("lora",)
+    without: ClassVar[tuple[str, ...]] = ("lora", "blend")
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""

@@ -22,8 +22,7 @@ def whole(source, tmp_path_factory):
 def test_a_run_ends_in_a_model_and_what_it_is_worth(source, whole):
     model, start = pd.load(whole / "model"), pd.load(source / "llama")
     assert model.config.param_dtype == "bfloat16" and model.chat_template
-    kinds = [jax.tree.map(lambda x: x.dtype, dict(one.params)) for one in (model, start)]
-    assert kinds[0] == kinds[1]
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, dict(model.params), dict(start.params)))
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["part"] == "sft" and lines[-1]["examples"] == 50
     assert lines[-1]["after"]["loss"] < lines[-1]["before"]["loss"]
@@ -62,6 +61,7 @@ REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
     (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
+    (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
     (("--base", "none"), "base wants a blend below 1, and no adapters"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
     (("--out", "WHOLE"), "was begun with other seed: choose another folder"),
