@@ -6,7 +6,8 @@
     {"prompt": "...", "response": "..."}     prompt, response, stop; the response and the stop count
     {"text": "..."}                          begin-of-text, text, stop; the text and the stop count
 
-"answer" is read in the place of "response". A prompt is used as it is, as `paradec generate PROMPT` does.
+"answer" is read in the place of "response". A prompt is used as it is, as `paradec generate PROMPT` does. Where a
+prompt is enough, a line may have no response, or end in a user's turn: none of it counts.
 """
 
 import dataclasses
@@ -65,9 +66,9 @@ class Examples:
         return self.ids[place], self.counted[place]
 
     def prompt(self, i: int) -> Int32[np.ndarray, " P"]:
-        """Ids before the first that counts."""
+        """Ids before the first that counts; all where none does."""
         ids, counted = self[i]
-        return ids[: int(np.argmax(counted))]
+        return ids[: int(np.argmax(counted))] if counted.any() else ids
 
     def __str__(self) -> str:
         less = "".join(f", {n:,} {name}" for name, n in self.counts.items() if n and name != "lines")
@@ -84,6 +85,7 @@ def read_examples(
     length: int,
     long: Literal["drop", "cut"] = "drop",
     skip_bad: bool = False,
+    prompts: bool = False,
 ) -> Examples:
     """Lines of JSON as examples for a model; tokenised once, since FOLDER/DIGEST keeps them.
 
@@ -94,6 +96,7 @@ def read_examples(
       length: ids of the longest example.
       long: longer ones are left out ("drop") or lose their end ("cut").
       skip_bad: lines that cannot be used are counted and left out.
+      prompts: whether a line may be a prompt alone.
 
     Raises:
       ValueError: no file; a line that cannot be used, with its number, field and reason; no example at all.
@@ -103,7 +106,7 @@ def read_examples(
         raise ValueError("the model has no tokenizer, which data as text needs")
     files = files_of(source)
     options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
-    told = [*options, dict(model.special_tokens), model.tokenizer.digest()]
+    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), *["prompts"] * prompts]
     digest = hashlib.sha256(json.dumps(told).encode())
     for path in files:
         with path.open("rb") as file:
@@ -111,7 +114,7 @@ def read_examples(
     place = Path(folder) / digest.hexdigest()[:16]
     if not place.exists():
         with staged(place) as temporary:
-            _write(temporary, files, model, length, long, skip_bad)
+            _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")
     ids = np.memmap(place / "ids", np.int32, "r")
     counted = np.memmap(place / "counted", bool, "r")
@@ -128,9 +131,11 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def _write(folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool) -> None:
+def _write(
+    folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool, prompts: bool
+) -> None:
     counts = dict.fromkeys(("lines", "skipped", "cut", "dropped"), 0)
-    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model)
+    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts)
     with (
         (folder / "ids").open("wb") as ids,
         (folder / "counted").open("wb") as counted,
@@ -173,7 +178,7 @@ def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
                 yield f"line {number} of {path}", data
 
 
-def _encoded(model: Any, line: tuple[str, bytes]) -> Row | ValueError | None:
+def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Row | ValueError | None:
     """Ids of a line and which of them count, what is wrong with it, or None of a blank one."""
     where, data = line
     try:
@@ -181,12 +186,12 @@ def _encoded(model: Any, line: tuple[str, bytes]) -> Row | ValueError | None:
     except ValueError as error:
         return error
     try:
-        return None if record is None else encoded(record, model)
+        return None if record is None else encoded(record, model, prompts)
     except ValueError as error:
         return ValueError(f"{where}: {error}")
 
 
-def encoded(record: Mapping[str, Any], model: Any) -> Row:
+def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> Row:
     """Ids of a line and which of them count. Raises ValueError, whose message names the field."""
     spec, words = model.token_spec, model.tokenizer
     kinds = [name for name in ("messages", "prompt", "text") if name in record]
@@ -196,14 +201,19 @@ def encoded(record: Mapping[str, Any], model: Any) -> Row:
     if kinds == ["messages"]:
         if model.chat_template is None:
             raise ValueError('"messages" need a chat template, and the model has none')
-        pieces, bos, stop = chat.answered(model, record["messages"]), None, ()
+        said, bos, stop = record["messages"], None, ()
+        last = said[-1] if isinstance(said, list) and said else None
+        alone = prompts and isinstance(last, Mapping) and last.get("role") != "assistant"
+        pieces = [(chat.conversation(model, said), False)] if alone else chat.answered(model, said)
     else:
         answer = "answer" if "answer" in record and "response" not in record else "response"
-        names = ["prompt", answer] if kinds == ["prompt"] else ["text"]
+        alone = prompts and kinds == ["prompt"] and answer not in record
+        names = ["prompt", answer][: 2 - alone] if kinds == ["prompt"] else ["text"]
         for name in names:
             if not isinstance(record.get(name), str):
                 raise ValueError(f'"{name}" must be a string, not {record.get(name)!r:.40}')
-        pieces, bos, stop = [(record[name], name != "prompt") for name in names], spec.bos, spec.stop[:1]
+        pieces, bos = [(record[name], name != "prompt") for name in names], spec.bos
+        stop = () if alone else spec.stop[:1]
     ids: list[int] = []
     counted: list[bool] = []
     before = ""
@@ -217,7 +227,7 @@ def encoded(record: Mapping[str, Any], model: Any) -> Row:
         before = text or before
     if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
         ids, counted = [*ids, *stop], counted + [True] * len(stop)
-    if not any(counted[1:]):
+    if not (alone or any(counted[1:])):
         raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
     return ids, counted
 

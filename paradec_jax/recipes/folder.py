@@ -11,11 +11,14 @@ from orbax.checkpoint.multihost import get_barrier_sync_fn
 from paradec_jax.io import atomic_write_text, read_object
 from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
 
+# Options that --allow leaves as they were.
+FIXED = {"objective", "model", "layers", "lora", "block", "new_tokens", "problems"}
+
 
 def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> None:
     """Writes what a run is into its folder, by process 0, or refuses a folder where another run has begun its work.
 
-    Where `allow` names anything it may differ, and the file stays as it was: what the run was begun with.
+    Where `allow` names anything, all but the model and its parts may differ, and the file stays as it was.
 
     Raises:
       ValueError: another run's folder.
@@ -27,8 +30,11 @@ def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> N
         if path.exists() and (any(folder.glob("*/run.json")) or any(folder.glob("*/trajectories"))):
             begun = read_object(path)
             differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-            if differs and not allow:
-                raise ValueError(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
+            if allow:
+                differs = [name for name in differs if name in FIXED]
+            if differs:
+                others = f"{folder} was begun with other {', '.join(differs)}"
+                raise ValueError(f"{others}: choose another folder with --out")
             return
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps(mine, indent=2) + "\n")

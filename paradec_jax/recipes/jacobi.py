@@ -56,7 +56,7 @@ class Jacobi:
       order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate), which
         teaches most in the clean context of the default rules (experiments/jacobi/RESULTS.md).
       rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
-        `ar_weight` too. What a small model knows is soon forgotten without it.
+        `ar_weight` too. What a small model knows is soon forgotten without it. At 0 lines may be prompts alone.
       cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
       rules: rules of the loss. Their window is that of the noise too.
@@ -83,6 +83,11 @@ class Jacobi:
             raise ValueError(
                 "block must be above 1, new_tokens, problems and rows above 0, rehearse in [0, 1)"
             )
+
+    @property
+    def prompts(self) -> bool:
+        """Whether lines of data may be prompts alone."""
+        return not self.rehearse
 
     def train(self, job: Job) -> Model:
         """A collection and a part for each round."""
@@ -112,8 +117,8 @@ class Jacobi:
 
         def work() -> None:
             settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens, "seed": seed}
-            claim(folder, block, settings | {"model": sum(checksums(model.params))})
             ids, prompts = asked(job.examples, model, seed, self.problems, self.new_tokens, max(self.block))
+            claim(folder, block, settings | {"model": sum(checksums(model.params))})
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
@@ -172,7 +177,10 @@ class Jacobi:
         started from; then of the decoders tokens a call, and the share of answers equal to those one by one.
         """
         assert job.held_out is not None
-        numbers = {"nats a token": job.means(next_token_loss(model.network, chunk=self.chunk), model)["loss"]}
+        numbers = {}
+        if job.held_out.counted.any():
+            loss = next_token_loss(model.network, chunk=self.chunk)
+            numbers["nats a token"] = job.means(loss, model)["loss"]
         model, start, n = here(model), here(job.model), self.block[-1]
         options = self.new_tokens, max(self.block)
         _, prompts = asked(job.held_out, model, job.run.seed, MEASURED, *options)

@@ -348,7 +348,7 @@ def train(objective: Any, run: Run) -> None:
         if value is not None and not least <= value <= most:
             raise ValueError(f"{option} must be from {least} to {most}, not {value}")
     if run.base is not None and (run.blend == 1 or run.lora is not None):
-        raise ValueError("base wants a blend below 1, and no adapters")
+        raise ValueError("--base wants --blend below 1, and no --lora")
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
     folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
@@ -364,8 +364,17 @@ def train(objective: Any, run: Run) -> None:
     model, own = in_training(stored, run), stored.config
     del stored
 
+    def base() -> Model:
+        found = model if run.base is None else in_training(store.load(run.base, mesh=mesh), run)
+        if found.config != model.config:
+            raise ValueError(f"base must be a model of one shape with {run.model}, which {run.base} is not")
+        return found
+
+    base()  # refused before anything is trained
+
     def read(source: str) -> Examples:
         told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
+        told["prompts"] = getattr(objective, "prompts", False)
         most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
         return read_examples(source, model, folder=folder / "data", length=most, **told)
 
@@ -378,10 +387,7 @@ def train(objective: Any, run: Run) -> None:
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
     after = objective.train(job)
     if run.blend < 1:
-        base = model if run.base is None else in_training(store.load(run.base, mesh=mesh), run)
-        if base.config != model.config:
-            raise ValueError(f"base must be a model of one shape with {run.model}, which {run.base} is not")
-        after = dataclasses.replace(after, params=blended(base.params, after.params, run.blend))
+        after = dataclasses.replace(after, params=blended(base().params, after.params, run.blend))
 
     def as_read(part: Any) -> Any:
         kinds = {name: getattr(own, name) for name in ("dtype", "param_dtype", "remat")}
@@ -398,16 +404,19 @@ def train(objective: Any, run: Run) -> None:
         by_first("adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model))
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
     both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
-    by_first("end", lambda: finish(folder, examples, *(both or ({}, {}))))
+    about = {"examples": len(examples), **examples.counts, "blend": run.blend, "base": run.base}
+    by_first("end", lambda: finish(folder, about, *(both or ({}, {}))))
 
 
-def finish(folder: Path, examples: Examples, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+def finish(
+    folder: Path, about: dict[str, Any], before: Mapping[str, float], after: Mapping[str, float]
+) -> None:
     """Writes FOLDER/metrics.jsonl, the logs of all parts and what came out, and says where the model lies."""
     lines = []
     for path in sorted(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime):
         for line in path.read_text(encoding="utf-8").splitlines():
             lines.append({"part": path.parent.name, **json.loads(line)})
-    lines.append({"examples": len(examples), **examples.counts, "before": dict(before), "after": dict(after)})
+    lines.append(about | {"before": dict(before), "after": dict(after)})
     atomic_write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     if after:
         pairs = (f"{name} {before[name]:.4g} before, {after[name]:.4g} after" for name in after)

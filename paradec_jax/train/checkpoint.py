@@ -225,6 +225,6 @@ def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[
     names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
     if names:
         others = ", ".join(difference(name, before.get(name), recipe[name]) for name in names)
-        then = f"choose another folder, or go on with allow={tuple(names)}"
+        then = f"choose another folder, or go on with allow={(*allow, *names)}"
         raise ValueError(one_sentence(f"{folder} was begun with other {others}: {then}"))
     return found["computed"]

@@ -51,12 +51,14 @@ WANTED = [
     (PAIR, MARKS, "<ab[cd>]", "generation marks"),
     ({"prompt": "ab", "answer": "cd>", "steps": 2}, None, "<ab[cd>]", ""),
     ({"text": "abc"}, None, "<[abc>]", ""),
+    ({"prompt": "ab"}, None, "<ab", ""),
+    ({"messages": TALK["messages"][:3]}, PREFIXES, "u:ab;a:cd;u:e;a:", "prefixes"),
 ]
 
 
 @pytest.mark.parametrize(("line", "template", "want", "rule"), WANTED)
 def test_what_counts(line, template, want, rule, tmp_path):
-    examples = read(tmp_path, line, "", line, template=template)
+    examples = read(tmp_path, line, "", line, template=template, prompts="[" not in want)
     assert shown(examples) == [want, want] and examples.rule.endswith(rule)
     assert WORDS.decode(examples.prompt(1)) == want.partition("[")[0]
 
@@ -142,10 +144,8 @@ def test_with_blocks_examples_are_whole_and_fill_their_last_one(examples, packed
     for _ in range(data.make.batches):
         batch = next(data)
         for tokens, labelled, positions in zip(*batch.values(), strict=True):
-            starts = [
-                *np.flatnonzero((positions == 0) & (tokens > 0)),
-                int(np.argmax(np.cumsum(tokens > 0))) + 1,
-            ]
+            end = int(np.argmax(np.cumsum(tokens > 0))) + 1
+            starts = [*np.flatnonzero((positions == 0) & (tokens > 0)), end]
             for low, high in itertools.pairwise(starts):
                 assert positions[low:high].tolist() == list(range(high - low))
                 found.append((tokens[low:high].tolist(), labelled[low:high].tolist()))

@@ -27,8 +27,6 @@ def test_what_does_not_count_is_never_hidden():
 
 
 def test_refusals(source, tmp_path, capsys):
-    for options, reason in (
-        (("--packed",), "packed is no option of masked"),
-        (("--floor", 2), "floor must be in (0, 1)"),
-    ):
-        assert refused(source, tmp_path, *options, objective="masked") and reason in capsys.readouterr().err
+    options = {"--packed": "packed is no option of masked", "--floor=2": "floor must be in (0, 1)"}
+    for option, reason in options.items():
+        assert refused(source, tmp_path, option, objective="masked") and reason in capsys.readouterr().err

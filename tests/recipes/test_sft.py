@@ -62,9 +62,11 @@ REFUSED = [
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
     (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
     (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
-    (("--base", "none"), "base wants a blend below 1, and no adapters"),
+    (("--base", "none"), "--base wants --blend below 1, and no --lora"),
+    (("--base", "tiny-jacobi", "--blend", 0.5), "base must be a model of one shape with"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
-    (("--out", "WHOLE"), "was begun with other seed: choose another folder"),
+    (("--out", "WHOLE"), "was begun with other seed: choose another folder with --out"),
+    (("--out", "WHOLE", "--allow", "data", "--layers", 0.5), "was begun with other layers: choose"),
 ]
 
 
@@ -77,12 +79,13 @@ def test_refusals(source, whole, options, reason, tmp_path, capsys):
 
 
 FROZEN = ("--layers", 0.5, "--block", 4, 8, "--teacher", "frozen", "--context", "nc_ic", "--problems", 9)
-ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0)
+ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0, "--data", "PROMPTS")
 
 
 @pytest.mark.parametrize("options", [ADAPTED, pytest.param(FROZEN, marks=pytest.mark.slow)])
 def test_jacobi_from_messages(source, tmp_path, options):
-    """In bfloat16, with an average; and in two rounds."""
+    """In bfloat16, with an average, from prompts alone; and in two rounds."""
+    options = [source / "prompts.jsonl" if word == "PROMPTS" else word for word in options]
     more = ("--held-out", source / "data.jsonl", "--precision", "bfloat16", "--ema", 0.9, *options)
     assert main(words(source, tmp_path, *more, objective="jacobi", updates=2)) == 0
     *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
