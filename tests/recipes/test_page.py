@@ -26,6 +26,6 @@ def test_the_six_commands(source, tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(["bash", "-ec", words], cwd=tmp_path, env=path, text=True, capture_output=True)
     assert ended.returncode == 0, ended.stderr
-    assert commands.count("\n") == 6 and "held out: nats a token" in ended.stdout
+    assert commands.count("paradec ") == 6 and "held out: nats a token" in ended.stdout
     assert (tmp_path / "for-transformers" / "model.safetensors").exists()
     assert len(json.loads((tmp_path / "rows.json").read_text())) > 4
