@@ -19,7 +19,7 @@ class Cluster:
       process: which this one is, from 0; with coordinator.
       heartbeat_s: seconds after which a silent process counts as dead and the others end.
       data: copies of the parameters.
-      fsdp: devices over which rows and parameters lie; all that are left when None.
+      fsdp: devices over which rows and parameters lie; None for all that are left, where anything else is given.
       tensor: devices over which heads, inner widths and the vocabulary lie.
     """
 
