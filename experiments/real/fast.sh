@@ -4,7 +4,7 @@
 #
 #     sh experiments/real/fast.sh finetuned         # on word problems of two to four steps
 #     sh experiments/real/fast.sh drilled           # nearly as many updates more, with single sums among the problems
-#     sh experiments/real/fast.sh distilled         # from the drilled model, a round in blocks of 8 and one of 16
+#     sh experiments/real/fast.sh distilled         # from the drilled model, two rounds in blocks of 8
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
 #     sh experiments/real/fast.sh compare float32   # those that are there, on 200 problems that nothing was trained on
 #     sh experiments/real/fast.sh questions FILE    # the original on its own answers to GSM8K's train.jsonl, two rounds
@@ -24,10 +24,8 @@ draw="python -m experiments.tasks words --steps 2 4"
 [ -e $held ] || $draw $held --count 48 --split tune
 [ -e $test ] || $draw $test --count 200 --split test --seed 1
 
-window=16
-compare() {  # beside one by one, blocks of 8 and a running window
-  paradec compare "$@" --decoder "jacobi --block 8 --no-running --candidates 1" \
-    --decoder "jacobi --block $window --candidates 1"
+compare() {  # beside one by one, blocks of 8 and a running window of 8
+  paradec compare "$@" --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 8 --candidates 1"
 }
 chats() {  # GSM8K's lines as chats
   python -c '
@@ -58,7 +56,7 @@ for row in open(sys.argv[1]):
   paradec train sft --model runs/real/finetuned/model $problems $upper --data $practice --packed --updates 250 \
     --learning-rate 5e-4 --cooldown 0.6 --seed 1 "$@" ;;
 distilled)
-  paradec train jacobi --model runs/real/drilled/model $problems $upper --block 8 16 --new-tokens 160 --problems 256 \
+  paradec train jacobi --model runs/real/drilled/model $problems $upper --block 8 8 --new-tokens 160 --problems 256 \
     --updates 250 --learning-rate 1.5e-4 --cooldown 0.5 --rehearse 0.5 --seed 2 "$@" ;;
 control)
   paradec train sft --model runs/real/drilled/model $problems $upper --packed --updates 500 --learning-rate 1.5e-4 \
@@ -80,7 +78,6 @@ asked)
   dtype=$1
   [ -e $asked ] || chats "$2" $asked
   shift 2
-  window=8
   compare $start runs/real/questions/model --data $asked --judge $start --dtype "$dtype" --new-tokens 128 \
     --json "runs/real/asked-$dtype.json" "$@" ;;
 blocks)
