@@ -6,7 +6,8 @@
 #     sh experiments/real/fast.sh drilled           # nearly as many updates more, with single sums among the problems
 #     sh experiments/real/fast.sh distilled         # from the drilled model, two rounds in blocks of 8
 #     sh experiments/real/fast.sh control           # from it too, as many updates of finetuning
-#     sh experiments/real/fast.sh compare float32   # those that are there, on 200 problems that nothing was trained on
+#     sh experiments/real/fast.sh compare float32   # drilled and distilled, on 200 problems that nothing was trained on
+#     sh experiments/real/fast.sh controlled        # control on the same, one by one and in a running window
 #     sh experiments/real/fast.sh questions FILE    # the original on its own answers to GSM8K's train.jsonl, two rounds
 #     sh experiments/real/fast.sh asked float32 FILE    # the original and that model, on the first 200 of test.jsonl
 #     sh experiments/real/fast.sh blocks            # from the drilled model, one that writes blocks of 4
@@ -64,11 +65,11 @@ control)
 compare)
   dtype=$1
   shift
-  for model in drilled distilled control; do
-    [ ! -e runs/real/$model/model ] || set -- "$@" runs/real/$model/model
-  done
-  compare "$@" --data $test --judge runs/real/drilled/model --dtype "$dtype" --new-tokens 160 \
-    --json "runs/real/$dtype.json" ;;
+  compare runs/real/drilled/model runs/real/distilled/model --data $test --judge runs/real/drilled/model \
+    --dtype "$dtype" --new-tokens 160 --json "runs/real/$dtype.json" "$@" ;;
+controlled)
+  paradec compare runs/real/control/model --decoder "jacobi --block 8 --candidates 1" --data $test \
+    --judge runs/real/drilled/model --new-tokens 160 --json runs/real/control.json "$@" ;;
 questions)
   [ -e $questions ] || chats "$1" $questions
   shift
