@@ -69,7 +69,7 @@ compare)
     --dtype "$dtype" --new-tokens 160 --json "runs/real/$dtype.json" "$@" ;;
 controlled)
   paradec compare runs/real/control/model --decoder "jacobi --block 8 --candidates 1" --data $test \
-    --judge runs/real/drilled/model --new-tokens 160 --json runs/real/control.json "$@" ;;
+    --judge runs/real/drilled/model --dtype float32 --new-tokens 160 --json runs/real/control.json "$@" ;;
 questions)
   [ -e $questions ] || chats "$1" $questions
   shift
