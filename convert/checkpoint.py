@@ -10,10 +10,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.chat import DEFAULT, named_templates
-from paradec_jax.chat import check as check_template
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
 from paradec_jax.model import Model
+from paradec_jax.template import check as check_template
 
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files

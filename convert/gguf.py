@@ -14,7 +14,7 @@ from einops import rearrange
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from paradec_jax import chat
+from paradec_jax import template as templates
 from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.io import one_sentence
@@ -106,7 +106,7 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
     params, config = qwen2.read_params(Source(path, tensors), fields, config, dtype)
     spec, special = _special(values, config.vocab_size)
     if (template := values.get("tokenizer.chat_template")) is not None:
-        chat.check(template)
+        templates.check(template)
     if rounded := {tensor.tensor_type.name for tensor in reader.tensors} - {"F32", "F16", "BF16"}:
         note(f"{path} is quantised ({', '.join(sorted(rounded))}): its numbers are rounded")
     tokenizer = _tokenizer(values, path) if words else None

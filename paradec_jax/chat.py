@@ -1,29 +1,19 @@
-"""Chat templates: the text that a checkpoint makes of a list of messages, in a sandbox.
+"""Conversations: the text that a checkpoint's chat template makes of a list of messages, and whose words are whose.
 
 A template is a Jinja program that comes with the weights (`chat_template` in tokenizer_config.json, or a file
-chat_template.jinja). It is somebody else's code: it runs without access to attributes that begin with an underscore
-and cannot change the objects handed to it.
+chat_template.jinja); `paradec_jax.template` runs it.
 """
 
 import dataclasses
-import datetime
-import functools
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from paradec_jax.template import MARKS, Messages, render
+from paradec_jax.template import check as check
 
 DEFAULT = "default"
 ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
-# Names by which a block `generation` knows what to write before and after it, and what that is: no characters.
-MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
-Messages = Sequence[Mapping[str, Any]]
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -143,109 +133,3 @@ def answered(model: Any, messages: Messages) -> list[tuple[str, bool]]:
     if not pieces:
         raise ValueError('"messages" has no turn of an assistant')
     return [piece for piece in pieces if piece[0]]
-
-
-def render(
-    template: str,
-    messages: Messages,
-    add_generation_prompt: bool = True,
-    **variables: Any,
-) -> str:
-    """The text of a conversation, special tokens written literally.
-
-    Templates find what those written for Hugging Face's `apply_chat_template` expect: blocks without the line break
-    after them, `break` and `continue`, the block `generation`, the filter `tojson` (which keeps letters beyond
-    ASCII), `raise_exception(message)` and `strftime_now(format)`. A variable that is not given is empty.
-
-    Args:
-      template: the Jinja text.
-      messages: objects with a `role` and mostly `content`, oldest first.
-      add_generation_prompt: end with the start of the assistant's answer.
-      **variables: what else the template knows by name, such as `tools`, `documents`, `bos_token` and `eos_token`.
-
-    Raises:
-      ValueError: messages of another form, a template that is no Jinja, that refuses these messages, that asks for
-        what the sandbox forbids, or that fails.
-    """
-    if not isinstance(template, str):
-        raise ValueError(f"template must be a text, not {template!r:.200}")
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise ValueError(f"messages must be a list of at least one message, not {messages!r:.200}")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {i} must be an object with a role, not {message!r:.200}")
-    given = {"tools": None, "documents": None} | variables
-    compiled = check(template)
-    try:
-        return compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
-    except _Refusal as error:
-        raise ValueError(f"the chat template refuses these messages: {error}") from error
-    except jinja2.exceptions.SecurityError as error:
-        raise ValueError(f"the chat template asks for what its sandbox forbids: {error}") from error
-    except Exception as error:  # a program of somebody else's may raise anything
-        raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from error
-
-
-class _Refusal(jinja2.TemplateError):
-    """A template called `raise_exception`."""
-
-
-class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; the text is that of the block.
-
-    Where the variables named by `MARKS` are given, they stand before and after it.
-    """
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes inside the block, between its marks."""
-        line = next(parser.stream).lineno
-        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        first, last = (nodes.Output([nodes.Name(name, "load")], lineno=line) for name in MARKS)
-        return [first, *inside, last]
-
-
-@functools.cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, loopcontrols],
-        optimized=False,  # the optimizer computes constants, such as 9**9**9, while it compiles
-    )
-    environment.filters["tojson"] = _to_json
-    functions: dict[str, Callable] = {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda format: datetime.datetime.now().strftime(format),
-    }
-    environment.globals.update(functions)
-    return environment
-
-
-@functools.lru_cache(maxsize=16)
-def check(template: str) -> jinja2.Template:
-    """A template, compiled and not run. Raises ValueError for no Jinja, or filters that are not known."""
-    try:
-        return _environment().from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is no Jinja: {error.message} (line {error.lineno})") from error
-    except (RecursionError, SyntaxError, MemoryError, OverflowError) as error:  # of Python's own compiler
-        raise ValueError(f"the chat template cannot be compiled ({type(error).__name__})") from error
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refusal(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter makes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )

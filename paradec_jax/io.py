@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,18 @@ def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str
     return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
+def regular(path: str | os.PathLike[str]) -> Path:
+    """The path of a regular file, or of a link to one, which can be opened without waiting for a writer.
+
+    Raises:
+      ValueError: a pipe, a device, a socket or a folder.
+      FileNotFoundError: nothing stands there.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{os.fspath(path)} is no regular file")
+    return Path(path)
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file, UTF-8 with or without a byte order mark.
 
@@ -31,6 +44,7 @@ def read_object(path: Path) -> dict[str, Any]:
       ValueError: a file that is no JSON, or holds anything else.
       OSError: a file that cannot be read.
     """
+    regular(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -50,7 +64,7 @@ def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[in
       ValueError: a line that is not UTF-8, not JSON, no object, or lacks such a field; the message names the line.
       OSError: a file that cannot be read.
     """
-    with open(path, "rb") as file:
+    with regular(path).open("rb") as file:
         for number, data in enumerate(file, 1):
             value = json_line(data, where := f"line {number} of {os.fspath(path)}")
             if value is None:

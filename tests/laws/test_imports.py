@@ -16,7 +16,8 @@ BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
-    "chat": set(),
+    "chat": {"template"},
+    "template": {"io"},
     "config": set(),
     "convert": set(),  # says where the converters of a checkout lie
     "facts": set(),
@@ -125,7 +126,10 @@ def test_direction(path):
 
 # What a folder outside of the package may import of `experiments` and of the package; None for all of it.
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
-    "convert": (set(), {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "tokenizer"}),
+    "convert": (
+        set(),
+        {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "template", "tokenizer"},
+    ),
     "experiments/replicas": ({"replicas"}, {"config", "decode", "losses", "nn", "noise"}),
     "experiments/decoders": ({"decoders"}, None),
     "experiments/common": ({"common", "tasks"}, None),
