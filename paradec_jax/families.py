@@ -174,7 +174,6 @@ BLOCK_DIFFUSION = Family(
         Setting("block", decode.BlockDenoising(rule="entropy")),
         Setting("block", decode.BlockDenoising(rule="factor")),
         Setting("block", decode.BlockDenoising(rule="threshold")),
-        Setting("residual_veto", decode.ResidualVeto(), decode.ResidualVeto.Knobs(threshold=0.5)),
         *(
             Setting(name, dataclasses.replace(decoder, head=head))
             for name, decoder in (

@@ -15,6 +15,7 @@ from stubs import StubCausal, StubDenoiser, StubHead, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from experiments import replicas
+from experiments.decoders import residual_veto
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.causal import lookahead
@@ -227,7 +228,7 @@ def headed(head: Any, kind: type = decode.Residual, **options: Any) -> Any:
 
 
 NAMES = {"np": np, "jnp": jnp}
-for module in (stubs, house_decoders, knobs, lookahead, replicas, decode):
+for module in (stubs, house_decoders, knobs, lookahead, replicas, residual_veto, decode):
     NAMES |= {name: value for name, value in vars(module).items() if name[0] != "_"}
 
 
