@@ -28,10 +28,11 @@ from jaxtyping import Bool, Int32, Int64
 
 from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import staged
 from paradec_jax.io import json_line, read_object
 
-FORMAT = 1  # of the arrays in a folder
+FORMAT = 2  # of the arrays in a folder
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
@@ -151,15 +152,18 @@ def _write(
                         raise found
                     counts["skipped"] += 1
                     continue
-                row, marks = (one[:length] for one in found)
-                if len(found[0]) > length:
-                    fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
-                    counts[fate] += 1
-                    if fate == "dropped":
-                        continue
-                np.asarray(row, np.int32).tofile(ids)
-                np.asarray(marks, bool).tofile(counted)
-                starts.append(starts[-1] + len(row))
+                for note in dict.fromkeys(found[1]):
+                    counts[note] = counts.get(note, 0) + 1
+                for whole in found[0]:
+                    row, marks = (one[:length] for one in whole)
+                    if len(whole[0]) > length:
+                        fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
+                        counts[fate] += 1
+                        if fate == "dropped":
+                            continue
+                    np.asarray(row, np.int32).tofile(ids)
+                    np.asarray(marks, bool).tofile(counted)
+                    starts.append(starts[-1] + len(row))
     if len(starts) == 1:
         less = ", ".join(f"{n} {name}" for name, n in counts.items())
         raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
@@ -178,8 +182,8 @@ def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
                 yield f"line {number} of {path}", data
 
 
-def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Row | ValueError | None:
-    """Ids of a line and which of them count, what is wrong with it, or None of a blank one."""
+def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Any:
+    """What `encoded` gives of a line, what is wrong with it, or None of a blank one."""
     where, data = line
     try:
         record = json_line(data, where)
@@ -191,45 +195,61 @@ def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Row | ValueE
         return ValueError(f"{where}: {error}")
 
 
-def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> Row:
-    """Ids of a line and which of them count. Raises ValueError, whose message names the field."""
-    spec, words = model.token_spec, model.tokenizer
-    kinds = [name for name in ("messages", "prompt", "text") if name in record]
-    if len(kinds) != 1:
-        among = 'one of "messages", "prompt" and "text" is needed'
-        raise ValueError(f"{among}, and this line has {' and '.join(kinds) or 'none'}")
-    if kinds == ["messages"]:
+def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[Row], list[str]]:
+    """Ids of a line and which of them count, and what is to be said of it.
+
+    A conversation is one example where each answer's prompt begins with the text before it, and several elsewhere.
+
+    Raises:
+      ValueError: a line that cannot be used; the message names the field.
+    """
+    spec, words, (kind, content, answer, passed) = model.token_spec, model.tokenizer, line_of(record)
+    notes = [f'with "{name}" passed over' for name in passed]
+    alone = prompts and kind == "prompt" and answer is None
+    bos, stop = spec.bos, () if alone else spec.stop[:1]
+    texts: list[list[tuple[str, bool]]] = [[(content, kind == "text")]]
+    if kind == "messages":
         if model.chat_template is None:
             raise ValueError('"messages" need a chat template, and the model has none')
-        said, bos, stop = record["messages"], None, ()
-        last = said[-1] if isinstance(said, list) and said else None
-        alone = prompts and isinstance(last, Mapping) and last.get("role") != "assistant"
-        pieces = [(chat.conversation(model, said), False)] if alone else chat.answered(model, said)
-    else:
-        answer = "answer" if "answer" in record and "response" not in record else "response"
-        alone = prompts and kinds == ["prompt"] and answer not in record
-        names = ["prompt", answer][: 2 - alone] if kinds == ["prompt"] else ["text"]
-        for name in names:
-            if not isinstance(record.get(name), str):
-                raise ValueError(f'"{name}" must be a string, not {record.get(name)!r:.40}')
-        pieces, bos = [(record[name], name != "prompt") for name in names], spec.bos
-        stop = () if alone else spec.stop[:1]
-    ids: list[int] = []
-    counted: list[bool] = []
-    before = ""
-    for text, counts in pieces:
-        added = words.encode_after(before, text)  # as a model's own words follow a prompt that has been read
-        if not ids:
-            ids = words.begun([], bos)
-            added = words.begun(added, bos)[len(ids) :]
-            counted = [False] * len(ids)
-        ids, counted = ids + added, counted + [counts] * len(added)
-        before = text or before
-    if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
-        ids, counted = [*ids, *stop], counted + [True] * len(stop)
-    if not (alone or any(counted[1:])):
-        raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
-    return ids, counted
+        text, bos, stop = chat.conversation(model, content), None, ()
+        unread = chat.prepared(model.chat_template, content)[2]
+        notes += [f'with "{name}", which the chat template does not read' for name in sorted(unread)]
+        alone = prompts and content["messages"][-1]["role"] != "assistant"
+        texts = [[(text, False)]] if alone else chat.answered(model, content)
+    elif answer is not None:
+        texts[0].append((answer, True))
+    elif kind == "prompt" and not alone:
+        raise ValueError(
+            f'"response" must be a string, not None: of {ANSWERS} the line has none, but {[*record]}'
+        )
+    rows: list[Row] = []
+    for pieces in texts:
+        ids: list[int] = []
+        counted: list[bool] = []
+        before = ""
+        for text, counts in pieces:
+            added = words.encode_after(
+                before, text
+            )  # as a model's own words follow a prompt that has been read
+            if not ids:
+                ids = words.begun([], bos)
+                added = words.begun(added, bos)[len(ids) :]
+                counted = [False] * len(ids)
+            ids, counted = ids + added, counted + [counts] * len(added)
+            before = text or before
+        if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
+            ids, counted = [*ids, *stop], counted + [True] * len(stop)
+        if not (alone or any(counted[1:])):
+            continue
+        if not (alone or any(i in spec.stop or words.stands_alone(i) for i in ids[-3:])):
+            notes.append("without an end of the turn that counts")
+        if rows and ids[: len(rows[-1][0])] == rows[-1][0]:
+            marks = rows.pop()[1]
+            counted[: len(marks)] = marks
+        rows.append((ids, counted))
+    if not rows:
+        raise ValueError(f'"{kind}" leaves no token that the loss counts')
+    return rows, notes
 
 
 # Batches

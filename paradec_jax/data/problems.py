@@ -7,9 +7,11 @@ the answer. `{"messages": [...]}` is a conversation; its last message is the ans
 A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
 """
 
+import collections
 import dataclasses
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.data.lines import line_of
 from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
@@ -90,9 +93,14 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
+    passed: collections.Counter[str] = collections.Counter()
     for number, record in json_lines(path):
         where = f"line {number} of {path}"
-        item = _conversation(record, where) if "messages" in record else _text(record, where)
+        try:
+            item, names = _problem(record)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        passed.update(names)
         problems.append(item)
         form, usual = _form(item), _form(problems[0])
         if form != usual:
@@ -101,33 +109,27 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
             raise ValueError(f"{where}: the answer lacks {rule}, which the first line has")
     if not problems:
         raise ValueError(f"{path} holds no problem")
+    if passed:
+        names = ", ".join(f'"{name}" of {count:,}' for name, count in passed.items())
+        warnings.warn(f"{path}: {names} lines passed over", stacklevel=2)
     return problems
 
 
-def _text(record: Mapping[str, Any], where: str) -> Problem:
-    """The problem of a line with a prompt."""
-    answer = "response" if "response" in record else "answer"
-    for name in ("prompt", answer):
-        if not isinstance(record.get(name, "" if name == answer else None), str):
-            raise ValueError(f'{where} lacks "{name}", which must be a string')
-    steps = record.get("steps")
+def _problem(record: Mapping[str, Any]) -> tuple[Problem, list[str]]:
+    """The problem of a line, and the names of fields that are passed over. Raises ValueError for what is none."""
+    (kind, content, answer, passed), steps = line_of(record), record.get("steps")
     if steps is not None and type(steps) is not int:
-        raise ValueError(f'{where}: "steps" must be a whole number')
-    return Problem(record["prompt"], record.get(answer), steps)
+        raise ValueError('"steps" must be a whole number')
+    if kind == "prompt":
+        return Problem(content, answer, steps), passed
+    asked = [*content["messages"]] if kind == "messages" else []
+    if asked and asked[-1].get("role") == "assistant":
+        from paradec_jax.chat import joined  # takes in Jinja, which texts do not need
 
-
-def _conversation(record: Mapping[str, Any], where: str) -> Problem:
-    """The problem of a line with messages; the chat template says later whether it takes them."""
-    messages = record["messages"]
-    if not isinstance(messages, list) or not all(isinstance(of, dict) and "role" in of for of in messages):
-        raise ValueError(f'{where}: "messages" must be a list of objects with "role" and "content"')
-    answer = messages[-1].get("content") if messages and messages[-1]["role"] == "assistant" else None
-    asked = messages if answer is None else messages[:-1]
-    if not asked or not isinstance(answer, str | None):
-        raise ValueError(
-            f'{where}: "messages" must begin with a question, and an answer\'s "content" be a string'
-        )
-    return Problem(asked, answer)
+        answer = joined(asked.pop().get("content"))
+    if not asked or answer == "":
+        raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
+    return Problem(content | {"messages": asked} if len(content) > 1 else asked, answer, steps), passed
 
 
 def _form(item: Problem) -> str:
