@@ -4,7 +4,6 @@ A template is a Jinja program that comes with the weights (`chat_template` in to
 chat_template.jinja); `paradec_jax.template` runs it.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -12,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix as common_prefix
+from os.path import commonprefix
 from typing import Any
 
 import jinja2
@@ -21,9 +20,11 @@ from paradec_jax.template import MARKS, render
 from paradec_jax.template import check as check
 
 DEFAULT = "default"
-THOUGHT = ("reasoning_content", "reasoning")
-THOUGHTS = (THOUGHT, THOUGHT[::-1])  # a name of the field with an assistant's thought, and the other
-ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
+THOUGHTS = {
+    "reasoning": "reasoning_content",
+    "reasoning_content": "reasoning",
+}  # names of an assistant's thought
+ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
 # A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
 NONE = re.compile(r"content['\"\])]* is (not )?none")
 TEXT = re.compile(r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})")
@@ -44,12 +45,13 @@ def named_templates(value: Any) -> dict[str, str]:
         return {DEFAULT: value}
     templates: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [value]:
-        fields = entry if isinstance(entry, dict) else {}
-        name, template = fields.get("name"), fields.get("template")
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise ValueError(
-                f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
-            )
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                pass
+            case _:
+                raise ValueError(
+                    f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
+                )
         if name in templates:
             raise ValueError(f"chat_template holds two templates of the name {name!r}")
         templates[name] = template
@@ -59,69 +61,73 @@ def named_templates(value: Any) -> dict[str, str]:
 def special_tokens(model: Any) -> dict[str, str]:
     """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
     spec, words = model.token_spec, model.tokenizer
-    ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
+    ids = {"bos_token": spec.bos, "eos_token": [*spec.stop, None][0], "pad_token": spec.pad}
     ids["mask_token"] = spec.mask
     known = {name: words and i is not None and words.token_text(i) for name, i in ids.items()}
     return {name: text for name, text in known.items() if text} | dict(model.special_tokens)
 
 
-def split(talk: Any) -> tuple[Any, dict[str, Any]]:
-    """Messages of a conversation, which is a list or an object that has them, and what else the template is given."""
-    given = dict(talk) if isinstance(talk, Mapping) else {"messages": talk}
-    return given.pop("messages", None), {name: value for name, value in given.items() if value is not None}
+def object_of(talk: Any) -> dict[str, Any]:
+    """A conversation as an object with "messages"; it may be a list of them."""
+    return dict(talk) if isinstance(talk, Mapping) else {"messages": talk}
 
 
-@functools.lru_cache(maxsize=16)
-def reads(template: str) -> frozenset[str]:
-    """Names and texts in quotes of a template's program. Raises ValueError for no Jinja."""
-    tokens = check(template) and jinja2.Environment().lex(template)
-    return frozenset(text.strip("'\"") for _, kind, text in tokens if kind in ("name", "string"))
+@functools.cache
+def reads(template: str) -> set[str]:
+    """Names and texts in quotes of a template's program."""
+    tokens = jinja2.Environment().lex(template)
+    return {text.strip("'\"") for _, kind, text in tokens if kind in ("name", "string")}
 
 
 def joined(content: Any) -> str:
     """The text of a message's content, which may be a list of parts. Raises ValueError for a part that is none."""
-    if isinstance(content, str | None):
-        return content or ""
-    for part in content if isinstance(content, list) else [content]:
-        text = isinstance(part, Mapping) and part.get("type") == "text" and part.get("text")
-        if not isinstance(text, str):
-            raise ValueError(f"content must be a text or a list of texts, not {part!r:.80}")
-    return "".join(part["text"] for part in content)
+    texts = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        match part:
+            case str(text) | {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise ValueError(f"content must be a text or a list of texts, not {part!r:.80}")
+    return "".join(texts)
 
 
-def prepared(template: str, talk: Any) -> tuple[Any, dict[str, Any], set[str]]:
-    """Messages in the form that a template reads, what else it is given, and names of what it does not read.
+def prepared(template: str, talk: Any) -> dict[str, Any]:
+    """What a template is given of a conversation, in the form that it reads; a warning names what it does not read.
 
     Fields that are null are absent. Thoughts and arguments of calls get the name and the form of the template.
 
     Raises:
       ValueError: a message without content, content that is no text, or what must be JSON and is not.
     """
-    (messages, variables), known, done = split(talk), reads(template), []
-    names = {one: other for one, other in THOUGHTS if one not in known and other in known}
-    if not isinstance(messages, list | tuple) or not all(isinstance(of, Mapping) for of in messages):
-        return messages, variables, set()  # which `render` refuses
+    given, known, done = object_of(talk), reads(template), []
+    messages = given.pop("messages", None)
+    names = {one: other for one, other in THOUGHTS.items() if one not in known and other in known}
     try:
-        variables |= variables.pop("chat_template_kwargs", {})
-        if isinstance(variables.get("tools"), str):
-            variables["tools"] = json.loads(variables["tools"])
+        given |= given.pop("chat_template_kwargs", {})
+        render("", messages, True, **given)  # refuses what are no messages, and their names
+        if isinstance(given.get("tools"), str):
+            given["tools"] = json.loads(given["tools"])
         for message in messages:
-            given = {names.get(name, name): value for name, value in message.items() if value is not None}
-            if len(given) < 2:
+            fields = copy.deepcopy(
+                {names.get(name, name): value for name, value in message.items() if value is not None}
+            )
+            if len(fields) < 2:
                 raise ValueError("it has no content")
-            fields, none = copy.deepcopy(given), "content" not in given and NONE.search(template)
-            fields["content"] = None if none else joined(given.get("content"))
+            content = fields.get("content")
+            fields["content"] = None if content is None and NONE.search(template) else joined(content)
             for call in fields.get("tool_calls", ()):
-                function = call.get("function", call)
+                function, text = call.get("function", call), TEXT.match(template)
                 arguments = function.get("arguments", {})
-                if isinstance(arguments, str) and not TEXT.match(template):
-                    function["arguments"] = json.loads(arguments or "{}")
-                elif not isinstance(arguments, str) and TEXT.match(template):
+                if text and not isinstance(arguments, str):
                     function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+                elif not text and isinstance(arguments, str):
+                    function["arguments"] = json.loads(arguments or "{}")
             done.append(fields)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"message {len(done)}, its tool_calls, or tools: {error}") from error
-    return done, variables, {*variables}.union(*done) - known - {"role", "content", "weight", "train"}
+    except Exception as error:  # of any form that somebody else's data may have
+        raise ValueError(f"message {len(done)} or tools: {error}") from error
+    if unread := {*given}.union(*done) - known - {"role", "content", "weight", "train"}:
+        warnings.warn(f"the chat template does not read {', '.join(sorted(unread))}", stacklevel=2)
+    return given | {"messages": done}
 
 
 def conversation(model: Any, talk: Any, add_generation_prompt: bool = True, **variables: Any) -> str:
@@ -140,11 +146,8 @@ def conversation(model: Any, talk: Any, add_generation_prompt: bool = True, **va
     """
     if model.chat_template is None:
         raise ValueError("the model has no chat template: put a chat_template.jinja into its folder")
-    messages, given, _ = prepared(model.chat_template, talk)
-    given = special_tokens(model) | given | variables
-    if given.keys() & {"messages", "template", "add_generation_prompt"}:
-        raise ValueError('no "template" and no "add_generation_prompt" may stand beside "messages"')
-    return render(model.chat_template, messages, add_generation_prompt, **given)
+    given = special_tokens(model) | prepared(model.chat_template, talk) | variables
+    return render(model.chat_template, add_generation_prompt=add_generation_prompt, **given)
 
 
 def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) -> tuple[list[str], Any]:
@@ -161,24 +164,22 @@ def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) ->
     Raises:
       ValueError: as `conversation`; another last message.
     """
-    texts, stop, unread = [], [*model.token_spec.stop], set()
+    texts = []
     for i, talk in enumerate(talks):
-        text, ((*asked, last), variables) = conversation(model, talk), split(talk)
+        text, talk = conversation(model, talk), object_of(talk)
+        *asked, last = talk["messages"]
         if (last["role"] == "assistant") != continue_last:
             raise ValueError(
                 f"conversation {i} ends with a message of the role {last['role']}: continue_last goes on with "
                 "the assistant's, and without it another's is answered"
             )
         if continue_last:
-            asked += [{**last, "content": f"{joined(last.get('content'))}{ANSWER} "}]
-            text, _, after = conversation(model, variables | {"messages": asked}, False).rpartition(ANSWER)
-            text = text if after[:1] == " " else text.rstrip()  # as a template does that trims
+            begun = {**last, "content": joined(last.get("content")) + ANSWER}
+            text = conversation(model, {**talk, "messages": [*asked, begun]}, False).rpartition(ANSWER)[0]
+            talk["messages"] = asked
         texts.append(text)
-        stop.append(turn_end(model, talk))
-        unread |= prepared(model.chat_template, talk)[2]
-    if unread:
-        warnings.warn(f"the chat template does not read {', '.join(sorted(unread))}", stacklevel=2)
-    stop = [token for token in dict.fromkeys(stop) if token is not None]
+    stop = dict.fromkeys([*model.token_spec.stop, turn_end(model, talk)])
+    stop.pop(None, None)
     return texts, dataclasses.replace(model.token_spec, bos=None, stop=tuple(stop))
 
 
@@ -187,78 +188,60 @@ def turn_end(model: Any, talk: Any) -> int | None:
 
     It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
     """
-    messages, variables = split(talk)
-    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    answer = {"role": "assistant", "content": ANSWER}
-    answered = conversation(model, variables | {"messages": [*asked, answer]}, False)
-    _, known, after = answered.rpartition(ANSWER)
-    ids = model.tokenizer.encode(after) if known else []
+    talk = object_of(talk)
+    talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
+    after = conversation(model, talk, False).partition(ANSWER)[2]
+    ids = model.tokenizer.encode(after)
     return next((token for token in ids if model.tokenizer.stands_alone(token)), None)
 
 
-def has_marks(template: str) -> bool:
-    """Whether a template marks an assistant's words by blocks `generation`."""
-    return re.search(r"\{%[-+]?\s*generation\b", template) is not None
+def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The assistant's answers in a conversation that count, each after the text before it.
 
-
-def trained(message: Mapping[str, Any]) -> bool:
-    """Whether a message's words count: an assistant's, but for "weight" 0 and "train" false.
+    Where the template has blocks `generation` these are the answers, unless some do not count. Elsewhere an answer is
+    what a turn adds to the text that it is generated from.
 
     Raises:
-      ValueError: other values, or another's message that is to count.
-    """
-    answers, given = message["role"] == "assistant", [message.get("weight"), message.get("train")]
-    if any(value not in (None, 0, answers) for value in given):
-        raise ValueError(
-            f'"weight" and "train" of a message must be 0 or, of an assistant\'s, 1, not {given}'
-        )
-    return answers and 0 not in given
-
-
-def answered(model: Any, talk: Any) -> list[list[tuple[str, bool]]]:
-    """The assistant's answers in a conversation that count: of each the text before it, False, it and True.
-
-    Where the template has blocks `generation` these are the answers. Elsewhere an answer is what a turn adds to the
-    text that it is generated from.
-
-    Raises:
-      ValueError: as `conversation` and `trained`; no answer that counts; a template that neither marks them nor
+      ValueError: as `conversation`; another weight; a template that neither marks them nor
         begins with the text of the messages before.
     """
-    text, (messages, variables), rows = conversation(model, talk, False), split(talk), []
+    text, messages = conversation(model, talk, False), talk["messages"]
+    turns, silent = [], False
+    for i, message in enumerate(messages):
+        answers, given = message["role"] == "assistant", [message.get("weight"), message.get("train")]
+        if any(value not in (None, 0, answers) for value in given):
+            raise ValueError(f'"weight" and "train" must be 0 or, of an assistant\'s message, 1, not {given}')
+        turns += [i] * (answers and 0 not in given)
+        silent |= answers and 0 in given
 
-    def write(messages: Any, prompt: bool = False, **marks: str) -> str:
-        return conversation(model, variables | {"messages": messages}, prompt, **marks)
+    def write(most: int, *more: Any, prompt: bool = False, **marks: str) -> str:
+        return conversation(model, {**talk, "messages": [*messages[:most], *more]}, prompt, **marks)
 
-    answers = [i for i, message in enumerate(messages) if trained(message)]
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    if has_marks(model.chat_template) and answers == said:
-        parts = re.split(f"[{''.join(MARKS.values())}]", write(messages, **MARKS))
+    if "endgeneration" in reads(model.chat_template) and not silent:
+        parts = re.split(f"[{''.join(MARKS.values())}]", write(len(messages), **MARKS))
         if "".join(parts) != text:
             raise ValueError("the chat template writes another text with its generation marks than without")
-        rows, answers = [[("".join(parts[:j]), False), (parts[j], True)] for j in range(1, len(parts), 2)], []
-    for i in answers:
-        whole, before = write(messages[: i + 1]), None
-        with contextlib.suppress(ValueError):  # no messages, or too few for the template
-            before = write(messages[:i], True)
-        if before is None or not whole.startswith(before):
-            others = ({"role": "assistant", "content": words} for words in (ANSWER, ANSWER[::-1]))
-            shown = [write([*messages[:i], other]) for other in others]
-            start = common_prefix([whole, *shown])  # up to the content
-            before = start if before is None else before
+        return [("".join(parts[:i]), parts[i]) for i in range(1, len(parts), 2)]
+    found = []
+    for i in turns:
+        whole, other = write(i + 1), write(i, {"role": "assistant", "content": ANSWER})
+        try:
+            before = write(i, prompt=True)
+        except ValueError:  # no messages, or too few for the template
+            before = ""
+        start = commonprefix([whole, other, before or whole])  # noqa: RUF071  (at most up to the content)
+        before = before or start
         answer = whole.removeprefix(before)
         if not whole.startswith(before):  # it opens a thought, which the template leaves out of the history
-            if not whole.startswith(write(messages[:i])):
+            if not whole.startswith(write(i)):
                 raise ValueError(
                     "the chat template has no {% generation %} marks, and its text of the messages before "
                     f"message {i} is no beginning of the text with it: which words are the assistant's is unknown"
                 )
-            opened = before[len(common_prefix([before, start])) :]
-            answer, words = whole[len(before) - len(opened) :], joined(messages[i].get("content"))
+            answer, words = whole[len(start) :], joined(messages[i].get("content"))
             if words.strip() not in answer:
-                answer = words.removeprefix(opened).removeprefix(opened.strip())
-                answer += shown[0].rpartition(ANSWER)[2]
-        rows.append([(before, False), (answer, True)])
-    if not rows:
-        raise ValueError('"messages" has no turn of an assistant that counts')
-    return rows
+                opened = before[len(start) :]
+                words = words.removeprefix(opened).removeprefix(opened.strip())
+                answer = words + other.partition(ANSWER)[2]
+        found.append((before, answer))
+    return found

@@ -228,11 +228,11 @@ def continuation_task(
         extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
         tokens = np.pad(tokens, ((0, 0), (0, extra)), constant_values=spec.pad)
     ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-    if canvas and (held := next((i for i, row in enumerate(ids) if spec.mask in row), None)) is not None:
-        name = tokenizer.token_text(spec.mask)
-        raise ValueError(
-            f"prompt {held} holds {name!r}, the model's mask, which no text may hold: leave it out"
-        )
+    for i, row in enumerate(ids):
+        if canvas and spec.mask in row:
+            raise ValueError(
+                f"prompt {i} holds {tokenizer.token_text(spec.mask)!r}, the model's mask, which no text may hold"
+            )
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.

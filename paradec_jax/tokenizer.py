@@ -143,9 +143,9 @@ class Tokenizer:
         return bool(self.decode([token])) and not self.decode([token], skip_special=True)
 
     def stands_alone(self, token: int) -> bool:
-        """Whether a token is special, or was added to the vocabulary whole and is no blank."""
-        added = self._ask(self._backend.get_added_tokens_decoder)
-        return self.is_special(token) or (token in added and bool(added[token].content.strip()))
+        """Whether a token was added to the vocabulary whole, as special ones are, and is no blank."""
+        added = self._ask(self._backend.get_added_tokens_decoder).get(token)
+        return added is not None and not added.content.isspace()
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""

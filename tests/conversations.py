@@ -137,12 +137,16 @@ MARKED = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.r
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 # Not among TEMPLATES: the end of a turn is outside of the marks, or the next message's begin.
-unended = MARKED.replace("m.content + '<|im_end|>' }}{% endgeneration %}", "m.content }}{% endgeneration %}<|im_end|>")
+unended = MARKED.replace(
+    "m.content + '<|im_end|>' }}{% endgeneration %}", "m.content }}{% endgeneration %}<|im_end|>"
+)
 
 next_ends = """{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"""
 
-TEMPLATES = {name.lower(): text for name, text in dict(globals()).items() if name.isupper() and isinstance(text, str)}
+TEMPLATES = {
+    name.lower(): text for name, text in dict(globals()).items() if name.isupper() and isinstance(text, str)
+}
 SYSTEM = {"role": "system", "content": "Count."}
 TALK = [
     {"role": "user", "content": " Two and two? "},

@@ -10,6 +10,7 @@
 prompt is enough, a line may have no response, or end in a user's turn: none of it counts.
 """
 
+import collections
 import dataclasses
 import functools
 import glob
@@ -48,7 +49,8 @@ class Examples:
       counted: which of them the loss counts.
       starts: where each example begins, and the end of the last.
       digest: digest of the lines, the tokenizer, the template and the options.
-      counts: numbers of `lines`, and of those `skipped` (bad), `cut` and `dropped` (too long).
+      counts: numbers of `lines`, where there are some of `skipped` lines (bad), of `cut` and `dropped` examples (too
+        long), and of lines with what is to be said of them.
       rule: how the counted words of messages are found, in words; empty where the model has no template.
     """
 
@@ -135,8 +137,8 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 def _write(
     folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool, prompts: bool
 ) -> None:
-    counts = dict.fromkeys(("lines", "skipped", "cut", "dropped"), 0)
-    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts)
+    counts = collections.Counter()
+    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts, skip_bad)
     with (
         (folder / "ids").open("wb") as ids,
         (folder / "counted").open("wb") as counted,
@@ -146,14 +148,7 @@ def _write(
             for found in pool.map(encode, chunk):
                 if found is None:
                     continue
-                counts["lines"] += 1
-                if isinstance(found, ValueError):
-                    if not skip_bad:
-                        raise found
-                    counts["skipped"] += 1
-                    continue
-                for note in dict.fromkeys(found[1]):
-                    counts[note] = counts.get(note, 0) + 1
+                counts.update(dict.fromkeys(("lines", *found[1]), 1))
                 for whole in found[0]:
                     row, marks = (one[:length] for one in whole)
                     if len(whole[0]) > length:
@@ -168,7 +163,7 @@ def _write(
         less = ", ".join(f"{n} {name}" for name, n in counts.items())
         raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
     np.save(folder / "starts.npy", np.asarray(starts, np.int64))
-    marked = model.chat_template is not None and chat.has_marks(model.chat_template)
+    marked = model.chat_template is not None and "endgeneration" in chat.reads(model.chat_template)
     rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
     about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -182,17 +177,16 @@ def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
                 yield f"line {number} of {path}", data
 
 
-def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Any:
-    """What `encoded` gives of a line, what is wrong with it, or None of a blank one."""
+def _encoded(model: Any, prompts: bool, skip_bad: bool, line: tuple[str, bytes]) -> Any:
+    """What `encoded` gives of a line, or None of a blank one. Raises ValueError unless bad lines are left out."""
     where, data = line
     try:
         record = json_line(data, where)
-    except ValueError as error:
-        return error
-    try:
         return None if record is None else encoded(record, model, prompts)
     except ValueError as error:
-        return ValueError(f"{where}: {error}")
+        if skip_bad:
+            return [], ["skipped"]
+        raise error if str(error).startswith(where) else ValueError(f"{where}: {error}") from error
 
 
 def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[Row], list[str]]:
@@ -205,50 +199,36 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
     """
     spec, words, (kind, content, answer, passed) = model.token_spec, model.tokenizer, line_of(record)
     notes = [f'with "{name}" passed over' for name in passed]
-    alone = prompts and kind == "prompt" and answer is None
-    bos, stop = spec.bos, () if alone else spec.stop[:1]
-    texts: list[list[tuple[str, bool]]] = [[(content, kind == "text")]]
+    alone, bos, stop = prompts and kind == "prompt" and answer is None, spec.bos, spec.stop[:1]
+    texts = [("", content) if kind == "text" else (content, answer or "")]
     if kind == "messages":
         if model.chat_template is None:
             raise ValueError('"messages" need a chat template, and the model has none')
         text, bos, stop = chat.conversation(model, content), None, ()
-        unread = chat.prepared(model.chat_template, content)[2]
-        notes += [f'with "{name}", which the chat template does not read' for name in sorted(unread)]
         alone = prompts and content["messages"][-1]["role"] != "assistant"
-        texts = [[(text, False)]] if alone else chat.answered(model, content)
-    elif answer is not None:
-        texts[0].append((answer, True))
-    elif kind == "prompt" and not alone:
+        texts = [(text, "")] if alone else chat.answered(model, content)
+    elif kind == "prompt" and answer is None and not alone:
         raise ValueError(
             f'"response" must be a string, not None: of {ANSWERS} the line has none, but {[*record]}'
         )
-    rows: list[Row] = []
-    for pieces in texts:
-        ids: list[int] = []
-        counted: list[bool] = []
-        before = ""
-        for text, counts in pieces:
-            added = words.encode_after(
-                before, text
-            )  # as a model's own words follow a prompt that has been read
-            if not ids:
-                ids = words.begun([], bos)
-                added = words.begun(added, bos)[len(ids) :]
-                counted = [False] * len(ids)
-            ids, counted = ids + added, counted + [counts] * len(added)
-            before = text or before
-        if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
-            ids, counted = [*ids, *stop], counted + [True] * len(stop)
+    rows: list[Row] = [([], [])]
+    for before, text in texts:
+        added = words.encode_after(before, text)  # as a model's own words follow a prompt that has been read
+        ids = words.begun(words.encode(before) + added, bos)
+        first = max(len(ids) - len(added), bos in ids[:1])
+        if not alone and ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
+            ids += stop
+        counted = [i >= first for i in range(len(ids))]
         if not (alone or any(counted[1:])):
             continue
-        if not (alone or any(i in spec.stop or words.stands_alone(i) for i in ids[-3:])):
+        if not (alone or stop or any(i in spec.stop or words.stands_alone(i) for i in added[-3:])):
             notes.append("without an end of the turn that counts")
-        if rows and ids[: len(rows[-1][0])] == rows[-1][0]:
-            marks = rows.pop()[1]
-            counted[: len(marks)] = marks
+        whole, marks = rows[-1]
+        if ids[: len(whole)] == whole:  # the prompt of this answer begins with the row before
+            counted[: len(marks)] = rows.pop()[1]
         rows.append((ids, counted))
-    if not rows:
-        raise ValueError(f'"{kind}" leaves no token that the loss counts')
+    if not rows[-1][0] and not alone:
+        raise ValueError(f'"{kind}" has no turn of an assistant or no text that the loss counts')
     return rows, notes
 
 

@@ -23,7 +23,7 @@ ROLES = {
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 
 
-def line_of(record: Mapping[str, Any]) -> tuple[str, Any, str | None, list[str]]:
+def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
     """The content of a line: messages where there are some, whatever else it has. A field that is null is absent.
 
     Returns:
@@ -39,11 +39,11 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, str | None, list[str]]
     if len(kinds) != 1 and kinds[:1] not in (["messages"], ["conversations"]):
         raise ValueError(
             'one of "messages", "conversations", "prompt" and "text" is needed, and this line has '
-            + (" and ".join(kinds or fields) or "none")
+            f"{' and '.join(kinds or fields) or 'none'}"
         )
     kind = kinds[0]
-    answer = next((name for name in ANSWERS if name in fields and kind == "prompt"), "")
-    content, reply = fields.pop(kind), fields.pop(answer, None)
+    content = fields.pop(kind)
+    reply = next((fields.pop(name) for name in ANSWERS if name in fields and kind == "prompt"), None)
     if kind in ("prompt", "text") and {type(content), type(reply or "")} == {str}:
         return kind, content, reply, sorted(fields.keys() - {"steps"})
     try:
@@ -53,8 +53,10 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, str | None, list[str]]
             [{"role": "assistant", "content": reply}] if isinstance(reply, str) else map(dict, reply or ())
         )
     except (TypeError, ValueError):
-        what = f'a list of objects with "role" and "content", or a string as its {answer or "text"}'
-        raise ValueError(f"{kind} must be {what}, not {content!r:.40} and {reply!r:.40}") from None
+        raise ValueError(
+            f'{kind} must be a list of objects with "role" and "content", or a string, as its answer, '
+            f"not {content!r:.40} and {reply!r:.40}"
+        ) from None
     for turn in turns if kind == "conversations" else ():
         role, turn["content"] = turn.pop("from", turn.get("role")), turn.pop("value", turn.get("content"))
         turn["role"] = ROLES.get(role, role)

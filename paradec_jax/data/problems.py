@@ -7,12 +7,11 @@ the answer. `{"messages": [...]}` is a conversation; its last message is the ans
 A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
 """
 
-import collections
 import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +92,26 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
-    passed: collections.Counter[str] = collections.Counter()
+    passed: set[str] = set()
     for number, record in json_lines(path):
         where = f"line {number} of {path}"
         try:
-            item, names = _problem(record)
+            kind, content, answer, names = line_of(record)
+            asked = [*content["messages"]] if kind == "messages" else []
+            if asked and asked[-1].get("role") == "assistant":
+                from paradec_jax.chat import joined  # takes in Jinja, which texts do not need
+
+                answer = joined(asked.pop().get("content"))
+            if kind != "prompt" and (not asked or answer == ""):
+                raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
+            if type(steps := record.get("steps")) not in (int, type(None)):
+                raise ValueError('"steps" must be a whole number')
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        passed.update(names)
+        passed |= {*names}
+        if asked:
+            content = content | {"messages": asked} if len(content) > 1 else asked
+        item = Problem(content, answer, steps)
         problems.append(item)
         form, usual = _form(item), _form(problems[0])
         if form != usual:
@@ -110,26 +121,8 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     if not problems:
         raise ValueError(f"{path} holds no problem")
     if passed:
-        names = ", ".join(f'"{name}" of {count:,}' for name, count in passed.items())
-        warnings.warn(f"{path}: {names} lines passed over", stacklevel=2)
+        warnings.warn(f"{path}: the fields {sorted(passed)} are passed over", stacklevel=2)
     return problems
-
-
-def _problem(record: Mapping[str, Any]) -> tuple[Problem, list[str]]:
-    """The problem of a line, and the names of fields that are passed over. Raises ValueError for what is none."""
-    (kind, content, answer, passed), steps = line_of(record), record.get("steps")
-    if steps is not None and type(steps) is not int:
-        raise ValueError('"steps" must be a whole number')
-    if kind == "prompt":
-        return Problem(content, answer, steps), passed
-    asked = [*content["messages"]] if kind == "messages" else []
-    if asked and asked[-1].get("role") == "assistant":
-        from paradec_jax.chat import joined  # takes in Jinja, which texts do not need
-
-        answer = joined(asked.pop().get("content"))
-    if not asked or answer == "":
-        raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
-    return Problem(content | {"messages": asked} if len(content) > 1 else asked, answer, steps), passed
 
 
 def _form(item: Problem) -> str:

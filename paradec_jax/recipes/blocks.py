@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paradec_jax.chat import conversation
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode import AutoRegressive, BlockDenoising
 from paradec_jax.families import init_params
@@ -108,6 +109,9 @@ class Blocks:
         spec, words, size = job.model.token_spec, job.model.tokenizer, job.model.config.vocab_size
         assert words is not None  # which has read the data
         used = {spec.bos, spec.pad, *spec.stop, *np.unique(job.examples.ids).tolist()}
+        if job.model.chat_template is not None:
+            talk = conversation(job.model, [{"role": "user", "content": "?"}])
+            used |= {*words.encode(job.model.chat_template + talk)}
         rows, special = (
             range(words.vocab_size, size),
             filter(words.is_special, reversed(range(words.vocab_size))),
@@ -119,7 +123,8 @@ class Blocks:
         found = next((token for token in candidates if token not in used), None)
         if found is None:
             raise ValueError(
-                f"mask must be a token that neither {job.run.model} nor the data use, not {self.mask}"
+                f"mask must be a token that neither {job.run.model} nor its chat template nor the data use, "
+                f"not {self.mask}"
             )
         if jax.process_index() == 0:
             print(f"the mask is token {found} ({words.token_text(found) or 'which has no text'})", flush=True)

@@ -5,7 +5,20 @@ import json
 from dataclasses import replace
 
 import pytest
-from conversations import CHATML, GEMMA, LLAMA3, MARKED, QWEN2, QWEN3, R1, SYSTEM, TALK, TEMPLATES, TOOLS, called
+from conversations import (
+    CHATML,
+    GEMMA,
+    LLAMA3,
+    MARKED,
+    QWEN2,
+    QWEN3,
+    R1,
+    SYSTEM,
+    TALK,
+    TEMPLATES,
+    TOOLS,
+    called,
+)
 from conversations import next_ends, tokenizer, unended
 from recital import CONFIG, Recital
 
@@ -22,10 +35,16 @@ DECODER = pd.AutoRegressive(Recital((1,), max_length=2048))
 TALKS = {
     "two turns": {"messages": TALK},
     "a system message": {"messages": [SYSTEM, *TALK]},
-    "no thought": {"messages": TALK, "chat_template_kwargs": {"enable_thinking": False, "date_string": "today"}},
+    "no thought": {
+        "messages": TALK,
+        "chat_template_kwargs": {"enable_thinking": False, "date_string": "today"},
+    },
     "a call": {"messages": called({"a": 1}), "tools": TOOLS},
     "a call as text": {"messages": called('{"a": 1}'), "tools": json.dumps(TOOLS)},
-    "null everywhere": {"messages": [message | {"tool_calls": None, "name": None} for message in TALK], "tools": None},
+    "null everywhere": {
+        "messages": [message | {"tool_calls": None, "name": None} for message in TALK],
+        "tools": None,
+    },
 }
 
 
@@ -35,7 +54,11 @@ def model_of(template, words=WORDS, **options):
 
 
 # A template of its own says that it has no system messages, and that roles alternate.
-PAIRS = [pair for pair in itertools.product(TEMPLATES, TALKS) if pair[0] != "gemma" or pair[1] in ("two turns", "no thought")]
+PAIRS = [
+    pair
+    for pair in itertools.product(TEMPLATES, TALKS)
+    if pair[0] != "gemma" or pair[1] in ("two turns", "no thought")
+]
 
 
 @pytest.mark.filterwarnings("ignore:the chat template does not read")
@@ -91,24 +114,36 @@ def talk(*messages, **more):
 
 SHOWN = {
     "the assistant first": (talk(*FIRST), CHATML, [f"{HEAD}[hi{END}]{ONE}"]),
-    "after a system message": (talk(*FIRST[:1]), QWEN2, [f"<|im_start|>system\nBe of help.{END}{HEAD}[hi{END}]"]),
+    "after a system message": (
+        talk(*FIRST[:1]),
+        QWEN2,
+        [f"<|im_start|>system\nBe of help.{END}{HEAD}[hi{END}]"],
+    ),
     "first, in marks": (talk(*FIRST), MARKED, [f"{HEAD}[hi<|im_end|>]\n{USER}{HEAD}[4<|im_end|>]"]),
     "weight 0": (talk(said("assistant", "bad", weight=0), *FIRST[1:]), CHATML, [f"{HEAD}bad{END}{ONE}"]),
     "train false, in marks": (
-        talk(ASKED, said("assistant", "bad", train=False), ASKED, said("assistant", "4", train=True, weight=1)),
+        talk(
+            ASKED, said("assistant", "bad", train=False), ASKED, said("assistant", "4", train=True, weight=1)
+        ),
         MARKED,
         [f"{USER}{HEAD}bad{END}{ONE}"],
     ),
     "null content of a call": (talk(*called({"a": 1})[:2]), QWEN2, None),
     "parts": (talk(said("user", [{"type": "text", "text": "?"}]), FIRST[2]), CHATML, [ONE]),
-    "parts in a template for them": (talk(said("user", [{"type": "text", "text": "?"}]), FIRST[2]), QWEN3, None),
+    "parts in a template for them": (
+        talk(said("user", [{"type": "text", "text": "?"}]), FIRST[2]),
+        QWEN3,
+        None,
+    ),
     "a thought": (talk(ASKED, said("assistant", "4", reasoning="hm")), QWEN3, [THINKS]),
     "a thought by its name": (talk(ASKED, said("assistant", "4", reasoning_content="hm")), QWEN3, [THINKS]),
     "completion": ({"prompt": "a", "completion": "b"}, None, ["<s>a[b</s>]"]),
     "messages each": ({"prompt": [*FIRST[:2]], "completion": FIRST[2:]}, CHATML, [f"{HEAD}hi{END}{ONE}"]),
     "a prompt of messages": ({"prompt": [ASKED], "answer": "4"}, CHATML, [ONE]),
     "from and value": (
-        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "4"}]}, CHATML, [ONE]
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "4"}]},
+        CHATML,
+        [ONE],
     ),
     "role in conversations": ({"conversations": [ASKED, FIRST[2]]}, CHATML, [ONE]),
     "null beside": ({"text": None, "messages": [ASKED, FIRST[2]], "tools": None}, CHATML, [ONE]),
@@ -119,4 +154,5 @@ SHOWN = {
 def test_what_counts(case):
     line, template, wanted = SHOWN[case]
     print(shown(line, template))
-    if wanted: assert shown(line, template) == (wanted, [])
+    if wanted:
+        assert shown(line, template) == (wanted, [])
