@@ -214,7 +214,7 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
         turns += [i] * (answers and 0 not in given)
         silent |= answers and 0 in given
 
-    def write(most: int, *more: Any, prompt: bool = False, **marks: str) -> str:
+    def write(most: int, *more: Any, prompt: Any = False, **marks: str) -> str:
         return conversation(model, {**talk, "messages": [*messages[:most], *more]}, prompt, **marks)
 
     if "endgeneration" in reads(model.chat_template) and not silent:

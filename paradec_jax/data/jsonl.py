@@ -137,7 +137,7 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 def _write(
     folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool, prompts: bool
 ) -> None:
-    counts = collections.Counter()
+    counts: Any = collections.Counter()
     starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts, skip_bad)
     with (
         (folder / "ids").open("wb") as ids,

@@ -2,25 +2,14 @@
 
 import itertools
 import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from conversations import (
-    CHATML,
-    GEMMA,
-    LLAMA3,
-    MARKED,
-    QWEN2,
-    QWEN3,
-    R1,
-    SYSTEM,
-    TALK,
-    TEMPLATES,
-    TOOLS,
-    called,
-)
-from conversations import next_ends, tokenizer, unended
 from recital import CONFIG, Recital
+from small_tokenizers import byte_level
+from tokenizers import AddedToken
 
 import paradec_jax as pd
 from paradec_jax import chat, store
@@ -29,51 +18,53 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import encoded, read_examples
 from paradec_jax.data.problems import encode_prompts, read_problems
 from paradec_jax.generate import continuation_task
+from paradec_jax.tokenizer import Tokenizer
 
-WORDS = tokenizer()
-DECODER = pd.AutoRegressive(Recital((1,), max_length=2048))
-TALKS = {
-    "two turns": {"messages": TALK},
-    "a system message": {"messages": [SYSTEM, *TALK]},
-    "no thought": {
-        "messages": TALK,
-        "chat_template_kwargs": {"enable_thinking": False, "date_string": "today"},
-    },
-    "a call": {"messages": called({"a": 1}), "tools": TOOLS},
-    "a call as text": {"messages": called('{"a": 1}'), "tools": json.dumps(TOOLS)},
-    "null everywhere": {
-        "messages": [message | {"tool_calls": None, "name": None} for message in TALK],
-        "tools": None,
-    },
-}
+TABLE = tomllib.loads(Path(__file__).parents[1].joinpath("conversations.toml").read_text())
+TEMPLATES = TABLE["templates"]
+TOKENS = "<|im_start|> <|head|> <|/head|> <|eot|> <|user|> <|assistant|> <|end|> <start_of_turn> <end_of_turn> <User>"
+TOKENS = [*TOKENS.split(), "<Assistant>", "<eos>"]
 
 
-def model_of(template, words=WORDS, **options):
-    config = replace(CONFIG, max_length=2048)
-    return store.Model(config, {}, TokenSpec(bos=1, stop=(2,), pad=0), words, template, **options)
+def words_of(special=True):
+    """Every byte a letter, and the tokens of all templates."""
+    backend = byte_level()._backend
+    backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in TOKENS])
+    return Tokenizer(backend)
 
 
-# A template of its own says that it has no system messages, and that roles alternate.
-PAIRS = [
-    pair
-    for pair in itertools.product(TEMPLATES, TALKS)
-    if pair[0] != "gemma" or pair[1] in ("two turns", "no thought")
-]
+WORDS = words_of()
+
+
+def model_of(template, words=WORDS):
+    return store.Model(replace(CONFIG, max_length=2048), {}, TokenSpec(bos=1, stop=(2,)), words, template)
+
+
+def task_of(model, talk, answer="", **options):
+    """A task whose model writes that answer."""
+    decoder = pd.AutoRegressive(Recital((1,), max_length=2048))
+    size = len(continuation_task(model, talk, decoder, max_new_tokens=1, **options).prompts[0])
+    network = Recital((*model.tokenizer.encode(answer), *[9] * 99), size, max_length=2048)
+    return continuation_task(model, talk, pd.AutoRegressive(network), max_new_tokens=8, **options)
+
+
+REFUSE = {("gemma", "a system message"), ("gemma", "a call")}
+REFUSE |= set(itertools.product(["unended"], ["a call"]))  # which writes no call, so that the answer is empty
+PAIRS = [pair for pair in itertools.product(TEMPLATES, TABLE["lines"]) if pair not in REFUSE]
 
 
 @pytest.mark.filterwarnings("ignore:the chat template does not read")
-@pytest.mark.parametrize(("name", "talk"), PAIRS)
-def test_every_door_has_the_same_prompts(name, talk, tmp_path):
-    model, line, wanted = model_of(TEMPLATES[name]), TALKS[talk], []
+@pytest.mark.parametrize(("name", "line"), PAIRS)
+def test_every_door_has_the_same_prompts(name, line, tmp_path):
+    model, line, wanted = model_of(TEMPLATES[name]), json.loads(TABLE["lines"][line]), []
     for i, message in enumerate(line["messages"]):
         if message["role"] != "assistant":
             continue
-        part, answered = ({**line, "messages": line["messages"][:n]} for n in (i, i + 1))
-        (prompt,) = continuation_task(model, [part], DECODER, max_new_tokens=1).prompts
-        ((ids, _),), _ = encoded(part, model, True)
-        (tmp_path / f"{i}.jsonl").write_text(json.dumps(part))
+        asked, answered = ({**line, "messages": line["messages"][:n]} for n in (i, i + 1))
+        (prompt,) = task_of(model, [asked]).prompts
+        (tmp_path / f"{i}.jsonl").write_text(json.dumps(asked))
         examples = read_examples(tmp_path / f"{i}.jsonl", model, folder=tmp_path, length=2048, prompts=True)
-        assert ids == prompt == examples.prompt(0).tolist()
+        assert examples.prompt(0).tolist() == prompt
         if message["content"]:  # else it is a call, which is no text to be measured
             (tmp_path / f"{i}.jsonl").write_text(json.dumps(answered))
             measured, items = _rendered(model, read_problems(tmp_path / f"{i}.jsonl"))
@@ -86,73 +77,45 @@ def test_every_door_has_the_same_prompts(name, talk, tmp_path):
     assert trained == wanted
 
 
-def shown(line, template, words=WORDS, prompts=False):
-    """The texts of a line, with brackets around what counts, and what is said of it."""
-    rows, notes = encoded(line, model_of(template, words), prompts)
+@pytest.mark.parametrize("case", TABLE["rows"], ids=lambda case: case["of"])
+@pytest.mark.filterwarnings("error")
+def test_what_counts(case):
+    rows, notes = encoded(json.loads(case["line"]), model_of(TEMPLATES[case["template"]]), False)
     texts = []
     for row in rows:
         groups = itertools.groupby(zip(*row, strict=True), key=lambda pair: pair[1])
-        parts = [(words.decode(token for token, _ in group), counts) for counts, group in groups]
+        parts = [(WORDS.decode(token for token, _ in group), counts) for counts, group in groups]
         texts.append("".join(f"[{text}]" if counts else text for text, counts in parts))
-    return texts, notes
+    assert ("|".join(texts), notes) == (case["want"], case.get("notes", []))
 
 
-def said(role, content, **more):
-    return {"role": role, "content": content, **more}
+@pytest.mark.parametrize("case", TABLE["refused"], ids=lambda case: case["why"])
+def test_what_is_refused(case):
+    with pytest.raises(ValueError, match=case["why"]):
+        encoded(json.loads(case["line"]), model_of(TEMPLATES["chatml"]), False)
 
 
-ASKED, USER = said("user", "?"), "<|im_start|>user\n?<|im_end|>\n"
-HEAD, END = "<|im_start|>assistant\n", "<|im_end|>\n"
-ONE = f"{USER}{HEAD}[4{END}]"
-FIRST = [said("assistant", "hi"), ASKED, said("assistant", "4")]
-THINKS = f"{USER}{HEAD}[<think>\nhm\n</think>\n\n4{END}]"
+def test_what_the_template_does_not_read_is_named():
+    talk = {"messages": [{"role": "user", "content": "a", "name": "b", "weight": 1}], "tools": [{}]}
+    with pytest.warns(UserWarning, match="does not read name, tools$"):
+        assert chat.conversation(model_of(TEMPLATES["chatml"]), talk).startswith(
+            "<|im_start|>user\na<|im_end|>"
+        )
 
 
-def talk(*messages, **more):
-    return {"messages": [*messages], **more}
+def test_a_turn_ends_at_an_added_token_that_is_not_special():
+    model = model_of(TEMPLATES["llama3"], words_of(special=False))
+    out = task_of(model, [{"role": "user", "content": "a"}], "ab<|eot|>ba").run()
+    assert (out.text, out.reasons) == (["ab"], [pd.Reason.STOP])
 
 
-SHOWN = {
-    "the assistant first": (talk(*FIRST), CHATML, [f"{HEAD}[hi{END}]{ONE}"]),
-    "after a system message": (
-        talk(*FIRST[:1]),
-        QWEN2,
-        [f"<|im_start|>system\nBe of help.{END}{HEAD}[hi{END}]"],
-    ),
-    "first, in marks": (talk(*FIRST), MARKED, [f"{HEAD}[hi<|im_end|>]\n{USER}{HEAD}[4<|im_end|>]"]),
-    "weight 0": (talk(said("assistant", "bad", weight=0), *FIRST[1:]), CHATML, [f"{HEAD}bad{END}{ONE}"]),
-    "train false, in marks": (
-        talk(
-            ASKED, said("assistant", "bad", train=False), ASKED, said("assistant", "4", train=True, weight=1)
-        ),
-        MARKED,
-        [f"{USER}{HEAD}bad{END}{ONE}"],
-    ),
-    "null content of a call": (talk(*called({"a": 1})[:2]), QWEN2, None),
-    "parts": (talk(said("user", [{"type": "text", "text": "?"}]), FIRST[2]), CHATML, [ONE]),
-    "parts in a template for them": (
-        talk(said("user", [{"type": "text", "text": "?"}]), FIRST[2]),
-        QWEN3,
-        None,
-    ),
-    "a thought": (talk(ASKED, said("assistant", "4", reasoning="hm")), QWEN3, [THINKS]),
-    "a thought by its name": (talk(ASKED, said("assistant", "4", reasoning_content="hm")), QWEN3, [THINKS]),
-    "completion": ({"prompt": "a", "completion": "b"}, None, ["<s>a[b</s>]"]),
-    "messages each": ({"prompt": [*FIRST[:2]], "completion": FIRST[2:]}, CHATML, [f"{HEAD}hi{END}{ONE}"]),
-    "a prompt of messages": ({"prompt": [ASKED], "answer": "4"}, CHATML, [ONE]),
-    "from and value": (
-        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "4"}]},
-        CHATML,
-        [ONE],
-    ),
-    "role in conversations": ({"conversations": [ASKED, FIRST[2]]}, CHATML, [ONE]),
-    "null beside": ({"text": None, "messages": [ASKED, FIRST[2]], "tools": None}, CHATML, [ONE]),
-}
-
-
-@pytest.mark.parametrize("case", SHOWN)
-def test_what_counts(case):
-    line, template, wanted = SHOWN[case]
-    print(shown(line, template))
-    if wanted:
-        assert shown(line, template) == (wanted, [])
+@pytest.mark.parametrize("name", ["chatml", "llama3", "r1"])
+def test_an_unfinished_answer_goes_on(name):
+    model, asked = model_of(TEMPLATES[name]), [{"role": "user", "content": "a"}]
+    begun = [*asked, {"role": "assistant", "content": "so it"}]
+    text = chat.conversation(model, begun, False).partition("so it")[0] + "so it"
+    task = task_of(model, begun, " is", continue_last=True)
+    assert task.prompts == [model.tokenizer.encode(text)] and task.run().text[0].startswith(" is")
+    for talk, option in ((begun, False), (asked, True), (["a"], True)):
+        with pytest.raises(ValueError, match="continue_last"):
+            task_of(model, talk, continue_last=option)
