@@ -105,8 +105,9 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
     try:
         given |= given.pop("chat_template_kwargs", {})
         render("", messages, True, **given)  # refuses what are no messages, and their names
-        if isinstance(given.get("tools"), str):
-            given["tools"] = json.loads(given["tools"])
+        match given:
+            case {"tools": str(tools)}:
+                given["tools"] = json.loads(tools)
         for message in messages:
             fields = copy.deepcopy(
                 {names.get(name, name): value for name, value in message.items() if value is not None}
@@ -116,12 +117,12 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
             content = fields.get("content")
             fields["content"] = None if content is None and NONE.search(template) else joined(content)
             for call in fields.get("tool_calls", ()):
-                function, text = call.get("function", call), TEXT.match(template)
-                arguments = function.get("arguments", {})
-                if text and not isinstance(arguments, str):
-                    function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-                elif not text and isinstance(arguments, str):
-                    function["arguments"] = json.loads(arguments or "{}")
+                function = call.get("function", call)
+                match function.get("arguments"), bool(TEXT.match(template)):
+                    case str(text), False:
+                        function["arguments"] = json.loads(text or "{}")
+                    case dict(value), True:
+                        function["arguments"] = json.dumps(value, ensure_ascii=False)
             done.append(fields)
     except Exception as error:  # of any form that somebody else's data may have
         raise ValueError(f"message {len(done)} or tools: {error}") from error
@@ -166,16 +167,17 @@ def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) ->
     """
     texts = []
     for i, talk in enumerate(talks):
-        text, talk = conversation(model, talk), object_of(talk)
+        text, talk = conversation(model, talk, not continue_last), object_of(talk)
         *asked, last = talk["messages"]
         if (last["role"] == "assistant") != continue_last:
             raise ValueError(
-                f"conversation {i} ends with a message of the role {last['role']}: continue_last goes on with "
-                "the assistant's, and without it another's is answered"
+                f"conversation {i} ends with the role {last['role']}: continue_last goes on with the words of an "
+                "assistant, and without it those of others are answered"
             )
         if continue_last:
             begun = {**last, "content": joined(last.get("content")) + ANSWER}
-            text = conversation(model, {**talk, "messages": [*asked, begun]}, False).rpartition(ANSWER)[0]
+            longer = conversation(model, {**talk, "messages": [*asked, begun]}, False)
+            text = commonprefix([text, longer])  # noqa: RUF071  (where a template trims, without the last blanks)
             talk["messages"] = asked
         texts.append(text)
     stop = dict.fromkeys([*model.token_spec.stop, turn_end(model, talk)])
@@ -191,8 +193,8 @@ def turn_end(model: Any, talk: Any) -> int | None:
     talk = object_of(talk)
     talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
     after = conversation(model, talk, False).partition(ANSWER)[2]
-    ids = model.tokenizer.encode(after)
-    return next((token for token in ids if model.tokenizer.stands_alone(token)), None)
+    tokens = (token for token in model.tokenizer.encode(after) if model.tokenizer.stands_alone(token))
+    return next(tokens, None)
 
 
 def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:

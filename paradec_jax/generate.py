@@ -231,7 +231,8 @@ def continuation_task(
     for i, row in enumerate(ids):
         if canvas and spec.mask in row:
             raise ValueError(
-                f"prompt {i} holds {tokenizer.token_text(spec.mask)!r}, the model's mask, which no text may hold"
+                f"prompt {i} holds {tokenizer.token_text(spec.mask)!r}, "  # type: ignore[arg-type]
+                "the model's mask, which no text may hold: leave it out"
             )
     longest = int(lengths.max())
     needed = longest + max_new_tokens

@@ -145,7 +145,7 @@ class Tokenizer:
     def stands_alone(self, token: int) -> bool:
         """Whether a token was added to the vocabulary whole, as special ones are, and is no blank."""
         added = self._ask(self._backend.get_added_tokens_decoder).get(token)
-        return added is not None and not added.content.isspace()
+        return bool(added and added.content.strip())
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""

@@ -145,11 +145,9 @@ def _write(
         ThreadPoolExecutor() as pool,
     ):
         while chunk := list(itertools.islice(lines, CHUNK)):
-            for found in pool.map(encode, chunk):
-                if found is None:
-                    continue
-                counts.update(dict.fromkeys(("lines", *found[1]), 1))
-                for whole in found[0]:
+            for rows, notes in filter(None, pool.map(encode, chunk)):
+                counts.update(dict.fromkeys(("lines", *notes), 1))
+                for whole in rows:
                     row, marks = (one[:length] for one in whole)
                     if len(whole[0]) > length:
                         fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
@@ -163,9 +161,12 @@ def _write(
         less = ", ".join(f"{n} {name}" for name, n in counts.items())
         raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
     np.save(folder / "starts.npy", np.asarray(starts, np.int64))
-    marked = model.chat_template is not None and "endgeneration" in chat.reads(model.chat_template)
-    rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
-    about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
+    template = model.chat_template
+    rule = template and (
+        "of messages by the template's "
+        f"{'generation marks' if 'endgeneration' in chat.reads(template) else 'prefixes'}"
+    )
+    about = {"counts": counts, "rule": rule or ""}
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

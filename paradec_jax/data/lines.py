@@ -14,12 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ANSWERS = ("response", "answer", "completion")
-ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "observation": "tool",
-}  # those of "from" that are called otherwise
-
+ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # those of "from" with another name
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 
 
@@ -49,9 +44,8 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
     try:
         given = {"train": False} if reply else {}  # the words of a prompt
         turns = [{**turn, **given} for turn in content]
-        turns += (
-            [{"role": "assistant", "content": reply}] if isinstance(reply, str) else map(dict, reply or ())
-        )
+        said = {"role": "assistant", "content": reply}
+        turns += [said] if isinstance(reply, str) else map(dict, reply or ())
     except (TypeError, ValueError):
         raise ValueError(
             f'{kind} must be a list of objects with "role" and "content", or a string, as its answer, '

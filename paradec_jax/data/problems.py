@@ -92,7 +92,7 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
-    passed: set[str] = set()
+    passed: Any = set()
     for number, record in json_lines(path):
         where = f"line {number} of {path}"
         try:
@@ -104,7 +104,7 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
                 answer = joined(asked.pop().get("content"))
             if kind != "prompt" and (not asked or answer == ""):
                 raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
-            if type(steps := record.get("steps")) not in (int, type(None)):
+            if not isinstance(steps := record.get("steps"), int | None):
                 raise ValueError('"steps" must be a whole number')
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error

@@ -109,9 +109,9 @@ class Blocks:
         spec, words, size = job.model.token_spec, job.model.tokenizer, job.model.config.vocab_size
         assert words is not None  # which has read the data
         used = {spec.bos, spec.pad, *spec.stop, *np.unique(job.examples.ids).tolist()}
-        if job.model.chat_template is not None:
-            talk = conversation(job.model, [{"role": "user", "content": "?"}])
-            used |= {*words.encode(job.model.chat_template + talk)}
+        if job.model.chat_template:
+            asked = conversation(job.model, [{"role": "user", "content": "?"}])
+            used.update(words.encode(job.model.chat_template + asked))
         rows, special = (
             range(words.vocab_size, size),
             filter(words.is_special, reversed(range(words.vocab_size))),
