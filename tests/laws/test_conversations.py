@@ -1,5 +1,6 @@
 """One text of a conversation through every door: generation, training, its prompts, and measuring."""
 
+import functools
 import itertools
 import json
 import tomllib
@@ -101,6 +102,46 @@ def test_what_the_template_does_not_read_is_named():
         assert chat.conversation(model_of(TEMPLATES["chatml"]), talk).startswith(
             "<|im_start|>user\na<|im_end|>"
         )
+
+
+def test_lines_and_examples_are_counted_apart(tmp_path):
+    line = json.loads(TABLE["lines"]["two turns"]) | {"id": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(line))
+    model = model_of(TEMPLATES["qwen3"])
+    found = str(read_examples(tmp_path / "a.jsonl", model, folder=tmp_path, length=2048))
+    assert found.startswith('4 examples of 2 lines, 2 with "id" passed over;')
+
+
+def test_a_prompt_with_the_model_s_mask():
+    model = model_of(None)
+    model = replace(model, token_spec=replace(model.token_spec, mask=WORDS.id_of("<|eot|>")))
+    with pytest.raises(ValueError, match=r"prompt 1 holds '<\|eot\|>', the model's mask"):
+        continuation_task(model, ["a", "a <|eot|>"], pd.Masked(), max_new_tokens=4)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("name", "line"), PAIRS)
+def test_transformers_writes_and_marks_the_same(name, line):
+    transformers = pytest.importorskip("transformers")
+    names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATES[name]}
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_object=WORDS._backend, **names)
+    model, talk = model_of(TEMPLATES[name]), json.loads(TABLE["lines"][line])
+    given = chat.prepared(TEMPLATES[name], talk)
+    messages, last = given.pop("messages"), {"role": "assistant", "content": "so it "}
+    begun = [*talk["messages"][:-1], last]
+    write = functools.partial(peer.apply_chat_template, tokenize=False, **given)
+    assert write(messages) == chat.conversation(model, talk, False)
+    assert write(messages[:-1], add_generation_prompt=True) == chat.conversation(
+        model, {**talk, "messages": talk["messages"][:-1]}
+    )
+    (text,), _ = chat.as_prompts(model, [{**talk, "messages": begun}], continue_last=True)
+    assert write([*messages[:-1], last], continue_final_message=True) == text
+    if name in ("marked", "unended"):
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        peers = write(messages, **options)
+        ((ids, counted),), _ = encoded(talk, model, False)
+        assert peers["input_ids"][: len(ids)] == ids
+        assert peers["assistant_masks"] == [*map(int, counted), *[0] * (len(peers["input_ids"]) - len(ids))]
 
 
 def test_a_turn_ends_at_an_added_token_that_is_not_special():
