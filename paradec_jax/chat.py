@@ -26,7 +26,7 @@ THOUGHTS = {
 }  # names of an assistant's thought
 ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
 # A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
-NONE = re.compile(r"content['\"\])]* is (not )?none")
+NONE = re.compile(r"\bcontent['\"\])]* is (not )?none")
 TEXT = re.compile(r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})")
 
 

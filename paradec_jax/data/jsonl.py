@@ -1,13 +1,9 @@
 """Lines of JSON as training examples: tokenised once into mapped arrays, then bucketed or packed batches.
 
-::
-
-    {"messages": [...]}                      by the model's chat template; assistants' turns count
-    {"prompt": "...", "response": "..."}     prompt, response, stop; the response and the stop count
-    {"text": "..."}                          begin-of-text, text, stop; the text and the stop count
-
-"answer" is read in the place of "response". A prompt is used as it is, as `paradec generate PROMPT` does. Where a
-prompt is enough, a line may have no response, or end in a user's turn: none of it counts.
+Of the lines of `data.lines` these tokens count: of messages the assistant's turns, written by the model's template;
+of a prompt and its response the response and the stop after it; of a text all but begin-of-text. A prompt is used as
+it is, as `paradec generate PROMPT` does. Where a prompt is enough, a line may have no response, or end in a user's
+turn: none of it counts.
 """
 
 import collections

@@ -2,7 +2,8 @@ r"""Problems from files of JSON lines, what is right about an answer, and prompt
 
 A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer`, or `response`, is the text
 that a model should write; without it there is no right text. `steps`, where it is given, counts the steps written in
-the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's.
+the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's. Other
+names of these fields are those of `data.lines`.
 
 A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
 """

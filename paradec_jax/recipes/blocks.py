@@ -41,7 +41,8 @@ class Blocks:
       alignment: which token a position predicts, its own or the next one; as before by default, so next of a causal
         model.
       look_back: whether a layer is put below those of a causal model, which adds nothing at first.
-      mask: the mask of a causal model, a token or its id; by default one that neither tokenizer nor data use.
+      mask: the mask of a causal model, a token or its id; by default one that tokenizer, template and data do
+        not use.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
     """
 
