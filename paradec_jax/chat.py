@@ -131,14 +131,14 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
     return given | {"messages": done}
 
 
-def conversation(model: Any, talk: Any, add_generation_prompt: bool = True, **variables: Any) -> str:
+def conversation(model: Any, messages: Any, add_generation_prompt: bool = True, **variables: Any) -> str:
     """The text of a conversation by a model's own template, which knows the model's special tokens by name.
 
     Begin-of-text is in it only where the template writes it.
 
     Args:
       model: the model.
-      talk: messages, or an object with "messages" and what else the template knows by name, such as "tools".
+      messages: messages, or an object with "messages" and what else the template knows by name, such as "tools".
       add_generation_prompt: end with the start of the assistant's answer.
       **variables: what else the template knows by name.
 
@@ -147,11 +147,13 @@ def conversation(model: Any, talk: Any, add_generation_prompt: bool = True, **va
     """
     if model.chat_template is None:
         raise ValueError("the model has no chat template: put a chat_template.jinja into its folder")
-    given = special_tokens(model) | prepared(model.chat_template, talk) | variables
+    given = special_tokens(model) | prepared(model.chat_template, messages) | variables
     return render(model.chat_template, add_generation_prompt=add_generation_prompt, **given)
 
 
-def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) -> tuple[list[str], Any]:
+def as_prompts(
+    model: Any, conversations: Sequence[Any], continue_last: bool = False
+) -> tuple[list[str], Any]:
     """Texts that an assistant's answers follow, and the `TokenSpec` of such texts.
 
     A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
@@ -159,14 +161,14 @@ def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) ->
 
     Args:
       model: the model.
-      talks: conversations.
+      conversations: conversations, each as `conversation` takes one.
       continue_last: whether the last message of each is an assistant's, whose words go on.
 
     Raises:
       ValueError: as `conversation`; another last message.
     """
     texts = []
-    for i, talk in enumerate(talks):
+    for i, talk in enumerate(conversations):
         text, talk = conversation(model, talk, not continue_last), object_of(talk)
         *asked, last = talk["messages"]
         if (last["role"] == "assistant") != continue_last:
@@ -185,12 +187,12 @@ def as_prompts(model: Any, talks: Sequence[Any], continue_last: bool = False) ->
     return texts, dataclasses.replace(model.token_spec, bos=None, stop=tuple(stop))
 
 
-def turn_end(model: Any, talk: Any) -> int | None:
+def turn_end(model: Any, messages: Any) -> int | None:
     """Id of the first token of its own that a template writes after an assistant's words, or None.
 
     It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
     """
-    talk = object_of(talk)
+    talk = object_of(messages)
     talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
     after = conversation(model, talk, False).partition(ANSWER)[2]
     tokens = (token for token in model.tokenizer.encode(after) if model.tokenizer.stands_alone(token))

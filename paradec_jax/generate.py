@@ -26,7 +26,7 @@ from paradec_jax.tokenizer import Tokenizer
 BUCKET = 32  # buffers of a multiple of it share a compiled program
 NEW_TOKENS = 200  # at most, where nobody says
 Messages = Sequence[Mapping[str, Any]]
-Prompts = Sequence[str] | Messages | Sequence[Messages]
+Prompts = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -159,6 +159,6 @@ def test_an_unfinished_answer_goes_on(name):
     text = chat.conversation(model, begun, False).partition("so it")[0] + "so it"
     task = task_of(model, begun, " is", continue_last=True)
     assert task.prompts == [model.tokenizer.encode(text)] and task.run().text[0].startswith(" is")
-    for talk, option in ((begun, False), (asked, True), (["a"], True)):
+    for talk, option in ((begun, False), ({"messages": asked}, True), (["a"], True)):
         with pytest.raises(ValueError, match="continue_last"):
             task_of(model, talk, continue_last=option)
