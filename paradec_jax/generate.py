@@ -26,7 +26,7 @@ from paradec_jax.tokenizer import Tokenizer
 BUCKET = 32  # buffers of a multiple of it share a compiled program
 NEW_TOKENS = 200  # at most, where nobody says
 Messages = Sequence[Mapping[str, Any]]
-Prompts = Sequence[str] | Messages | Sequence[Messages]
+Prompts = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,13 +73,14 @@ def generate(
     log_probs: bool = False,
     bucket: int = BUCKET,
     every: int = 8,
+    continue_last: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
     """Continues texts, or answers conversations.
 
     A conversation is a list of messages, such as `{"role": "user", "content": "Hello"}`. The model's chat template
-    makes a text of it, to which no begin-of-text is added. The answer also ends at the special token that the
-    template writes after an assistant's words.
+    makes a text of it, to which no begin-of-text is added. The answer also ends at the token that the template writes
+    after an assistant's words. `{"messages": [...], "tools": [...]}` gives the template more than messages.
 
     A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
     the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
@@ -101,6 +102,7 @@ def generate(
         that one that grows meets few programs.
       every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
         steps less one, and the counts say so.
+      continue_last: whether the last message of each conversation is an assistant's, whose words go on.
       mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
         `fsdp`; where the model lies already (`load`) when None. No token depends on it.
 
@@ -122,6 +124,7 @@ def generate(
         stop_strings=stop_strings,
         log_probs=log_probs,
         bucket=bucket,
+        continue_last=continue_last,
         mesh=mesh,
     )
     return task.run(knobs, every)
@@ -200,6 +203,7 @@ def continuation_task(
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
     bucket: int = BUCKET,
+    continue_last: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Task:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
@@ -216,18 +220,26 @@ def continuation_task(
     if chats := conversations(prompts):
         from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
 
-        texts, spec = as_prompts(model, chats)
+        texts, spec = as_prompts(model, chats, continue_last)
+    elif continue_last:
+        raise ValueError("continue_last is for conversations, and the prompts are texts")
     tokens, lengths = encode_prompts(tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas)
     if chats:
         extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
         tokens = np.pad(tokens, ((0, 0), (0, extra)), constant_values=spec.pad)
+    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    for i, row in enumerate(ids):
+        if canvas and spec.mask in row:
+            raise ValueError(
+                f"prompt {i} holds {tokenizer.token_text(spec.mask)!r}, "  # type: ignore[arg-type]
+                "the model's mask, which no text may hold: leave it out"
+            )
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
     size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + max_new_tokens
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
     decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
-    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     request = make_request(
         np.repeat(tokens, samples, axis=0)[:, : decoder.size],
         np.repeat(lengths, samples),
@@ -241,10 +253,9 @@ def continuation_task(
 
 def conversations(prompts: Prompts) -> list[Messages]:
     """Conversations where prompts are one or several of them; nothing where they are texts."""
-    first: Any = prompts[0]
-    if isinstance(first, Mapping):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts) if isinstance(first, list | tuple) else []  # type: ignore[arg-type]
+    first: Any = prompts if isinstance(prompts, Mapping) else prompts[0]
+    one = first is prompts or (isinstance(first, Mapping) and "messages" not in first)
+    return [prompts] if one else [] if isinstance(first, str) else list(prompts)  # type: ignore
 
 
 def bind(

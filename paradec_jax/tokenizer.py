@@ -142,6 +142,11 @@ class Tokenizer:
         """Whether a token is left out of a text that is decoded without special tokens."""
         return bool(self.decode([token])) and not self.decode([token], skip_special=True)
 
+    def stands_alone(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary whole, as special ones are, and is no blank."""
+        added = self._ask(self._backend.get_added_tokens_decoder).get(token)
+        return bool(added and added.content.strip())
+
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""
         return self._ask(lambda: self._backend.id_to_token(token))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from paradec_jax import decode
-from paradec_jax.chat import turn_end
+from paradec_jax.chat import as_prompts
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.decode.machine.request import keys_of
@@ -55,8 +55,7 @@ def ending(model: Model) -> TokenSpec:
     spec = model.token_spec
     if model.chat_template is None:
         return spec
-    end = turn_end(model, [{"role": "user", "content": "?"}])
-    return spec if end is None or end in spec.stop else dataclasses.replace(spec, stop=(*spec.stop, end))
+    return dataclasses.replace(spec, stop=as_prompts(model, [[{"role": "user", "content": "?"}]])[1].stop)
 
 
 def answers(

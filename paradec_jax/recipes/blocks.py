@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paradec_jax.chat import conversation
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode import AutoRegressive, BlockDenoising
 from paradec_jax.families import init_params
@@ -40,7 +41,8 @@ class Blocks:
       alignment: which token a position predicts, its own or the next one; as before by default, so next of a causal
         model.
       look_back: whether a layer is put below those of a causal model, which adds nothing at first.
-      mask: the mask of a causal model, a token or its id; by default one that neither tokenizer nor data use.
+      mask: the mask of a causal model, a token or its id; by default one that tokenizer, template and data do
+        not use.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
     """
 
@@ -108,6 +110,9 @@ class Blocks:
         spec, words, size = job.model.token_spec, job.model.tokenizer, job.model.config.vocab_size
         assert words is not None  # which has read the data
         used = {spec.bos, spec.pad, *spec.stop, *np.unique(job.examples.ids).tolist()}
+        if job.model.chat_template:
+            asked = conversation(job.model, [{"role": "user", "content": "?"}])
+            used.update(words.encode(job.model.chat_template + asked))
         rows, special = (
             range(words.vocab_size, size),
             filter(words.is_special, reversed(range(words.vocab_size))),
@@ -119,7 +124,8 @@ class Blocks:
         found = next((token for token in candidates if token not in used), None)
         if found is None:
             raise ValueError(
-                f"mask must be a token that neither {job.run.model} nor the data use, not {self.mask}"
+                f"mask must be a token that neither {job.run.model} nor its chat template nor the data use, "
+                f"not {self.mask}"
             )
         if jax.process_index() == 0:
             print(f"the mask is token {found} ({words.token_text(found) or 'which has no text'})", flush=True)

@@ -57,6 +57,13 @@ def test_refusals(source, options, reason, tmp_path, capsys):
     assert refused(source, tmp_path, *options, objective="blocks") and reason in capsys.readouterr().err
 
 
+def test_a_mask_that_the_chat_template_writes_is_refused(source, tmp_path, capsys):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    options = ("--data", tmp_path / "data.jsonl", "--mask", "<s>")
+    assert refused(source, tmp_path / "run", *options, objective="blocks")
+    assert "nor its chat template nor the data use, not <s>" in capsys.readouterr().err
+
+
 def test_a_layer_below_adds_nothing():
     network, params = tiny_causal(), tiny_causal_params()
     deeper = dataclasses.replace(network.config, layers=network.config.layers + 1)
