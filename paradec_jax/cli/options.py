@@ -3,31 +3,25 @@
 import dataclasses
 import functools
 import operator
-import shlex
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin
 
 import docstring_parser
-import tyro
 from jaxtyping import AbstractArray
 from tyro.conf import arg
 
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.families import FAMILIES, family_named
+from paradec_jax.families import FAMILIES
 
 NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings))
 
 
 def rows_of(name: str | None) -> dict[str, Setting]:
-    """By family, the last row of its table, or the last row of that name where it has one."""
-    rows = {}
-    for family in FAMILIES.values():
-        named = [setting for setting in family.settings if name in (None, setting.name)]
-        if named:
-            rows[family.name] = named[-1]
-    return rows
+    """By family, the decoder of that name with its own defaults, where the family has it; see `Family.named`."""
+    rows = {family.name: family.named(name) for family in FAMILIES.values()}
+    return {family: row for family, row in rows.items() if row is not None}
 
 
 def summary(name: str) -> str:
@@ -40,7 +34,7 @@ def options_of(name: str | None) -> Any:
     """A dictionary type with the options of a decoder, of which a command line gives some.
 
     Args:
-      name: of the decoder; None for the options that the last rows of all families share.
+      name: of the decoder; None for the options that the default decoders of all families share.
     """
     kinds: dict[str, Any] = {}
     helps: dict[str, str] = {}
@@ -59,31 +53,6 @@ def options_of(name: str | None) -> Any:
         about = arg(help=helps[choice], help_behavior_hint=f"(default: {hint})")
         fields[choice] = Annotated[kinds[choice], about]
     return TypedDict(f"{name}_options", fields, total=False)  # type: ignore
-
-
-def decoder_of(option: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a decoder that an option names as on the command line, "jacobi --block 8".
-
-    Raises:
-      ValueError: a text that begins with no decoder's name.
-    """
-    name, *words = shlex.split(text) or [""]
-    if (name := name.replace("-", "_")) not in NAMES:
-        raise ValueError(f"--{option} must begin with one of {', '.join(NAMES)}, not {name!r}")
-    return name, tyro.cli(options_of(name), args=words, prog=f"--{option} {name}")
-
-
-def choose(family: str, name: str | None, options: dict[str, Any]) -> Setting:
-    """The decoder of that name and its knobs: its last row of the family's table, changed by options.
-
-    Raises:
-      ValueError: a decoder of another family, or an option that this decoder does not have.
-    """
-    rows = rows_of(name)
-    if family not in rows:
-        known = ", ".join(dict.fromkeys(setting.name for setting in family_named(family).settings))
-        raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
-    return rows[family].changed(options)
 
 
 def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
