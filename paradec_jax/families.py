@@ -231,14 +231,14 @@ def choose(family: str, text: str | None = None, options: Mapping[str, Any] | No
     Raises:
       ValueError: a decoder of another family, or options that this decoder does not have.
     """
-    of, (name, *words) = family_named(family), [None] if text is None else str(text).split() or [""]
-    row = of.named(name and name.replace("-", "_"))
+    of, words = family_named(family), [] if text is None else str(text).split() or [""]
+    row = of.named(*(word.replace("-", "_") for word in words[:1]))
     if row is None:
         known = ", ".join(dict.fromkeys(setting.name for setting in of.settings))
-        raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
-    rest = "".join(f" {word}" for word in words)
+        raise ValueError(f"{words[0]} does not suit a model of family {family}; it takes one of {known}")
+    rest = "".join(f" {word}" for word in words[1:])
     if wrong := OPTION.sub("", rest):
-        raise ValueError(f"{name} takes options such as --temperature 0.5, not{wrong}")
+        raise ValueError(f"{row.name} takes options such as --temperature 0.5, not{wrong}")
     kinds, given = alternatives(type(row.decoder)) | alternatives(type(row.values)), {}
     for no, option, word in OPTION.findall(rest):
         value: Any = word or not no
@@ -247,7 +247,7 @@ def choose(family: str, text: str | None = None, options: Mapping[str, Any] | No
             with contextlib.suppress(ValueError):
                 value = read(word) if read in fits else value
         if type(value) not in fits and value not in sum(map(get_args, fits), ()):
-            raise ValueError(f"--{option} of {name} must not be {value!r}")
+            raise ValueError(f"--{option} of {row.name} must not be {value!r}")
         given[field] = value
     return row.changed(given | dict(options or {}))
 

@@ -36,22 +36,18 @@ def options_of(name: str | None) -> Any:
     Args:
       name: of the decoder; None for the options that the default decoders of all families share.
     """
-    kinds: dict[str, Any] = {}
-    helps: dict[str, str] = {}
-    defaults: dict[str, dict[str, str]] = {}
+    found: dict[str, tuple[Any, str, dict[str, str]]] = {}
     rows = rows_of(name)
     for family, row in rows.items():
         for choice, kind, text, value in _choices(row):
-            kinds[choice], helps[choice] = kind, text
-            defaults.setdefault(choice, {})[family] = f"{value}"
+            found.setdefault(choice, (kind, text, {}))[2][family] = f"{value}"
     fields = {}
-    for choice, values in defaults.items():
+    for choice, (kind, text, values) in found.items():
         if name is None and len(values) < len(rows):
             continue  # not shared by all families
         different = ", ".join(f"{value} for {family}" for family, value in values.items())
         hint = next(iter(values.values())) if len(set(values.values())) == 1 else different
-        about = arg(help=helps[choice], help_behavior_hint=f"(default: {hint})")
-        fields[choice] = Annotated[kinds[choice], about]
+        fields[choice] = Annotated[kind, arg(help=text, help_behavior_hint=f"(default: {hint})")]
     return TypedDict(f"{name}_options", fields, total=False)  # type: ignore
 
 
@@ -69,8 +65,8 @@ def _spelled(kind: Any) -> Any:
     """A field's type without arrays and networks, which no command line can spell."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
-    arrays = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, AbstractArray)]
-    plain = [one for one in get_args(kind) if one is not CachedNetwork and one not in arrays]
+    array = lambda one: isinstance(one, type) and issubclass(one, AbstractArray)  # noqa: E731
+    plain = [one for one in get_args(kind) if one is not CachedNetwork and not array(one)]
     return functools.reduce(operator.or_, plain)
 
 

@@ -157,7 +157,7 @@ class TestAnswers:
         assert (asked.prompt, asked.solution) == ("<two?>A:", "so \\boxed{2}")
         assert base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
         assert wave.setting.decoder.window == 3 and one.setting.decoder.recurrence == 1
-        for decoder, message in (("lookahead", "does not suit"), ("guess", "--decoder must begin with one")):
+        for decoder, message in (("lookahead", "does not suit"), ("guess", "it takes one of")):
             capsys.readouterr()
             assert cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
 
@@ -210,9 +210,9 @@ def test_columns_of_a_family(capsys):
     fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
-    fields |= dict.fromkeys(("difference_interval", "log_prob", "log_prob_interval", "judge")) | {
-        "rule": "guess"
-    }
+    fields |= dict.fromkeys(
+        ("difference_interval", "log_prob", "log_prob_interval", "judge", "megabytes")
+    ) | {"rule": "guess"}
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
     def shown(family, interval=(0.5, None), **changes):
