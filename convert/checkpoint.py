@@ -18,7 +18,7 @@ from paradec_jax.template import check as check_template
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
 from .engine import ConvertError, read_json
-from .fields import check_plain, present
+from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
 BY_FAMILY: dict[str, ModuleType] = {module.FAMILY: module for module in (huginn, qwen2, sdar, mdlm)}
@@ -101,6 +101,8 @@ def _read_chat(folder: Path) -> dict[str, Any]:
     file, path = folder / CHAT_TEMPLATE, folder / "generation_config.json"
     drawn = present(json_if_there(path))
     try:
+        if not matches(drawn.get("do_sample", False), bool):
+            raise ValueError(f"do_sample must be true or false, not {drawn['do_sample']!r}")
         sampling = sampling_of(drawn)
         path = folder / "tokenizer_config.json"
         given = json_if_there(path).get("chat_template")

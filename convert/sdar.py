@@ -53,8 +53,8 @@ def read(
     told = kind or block or fields.get("block_size") or fields["model_type"] != A2D
     if not told or kind not in (None, "bd3lm"):
         raise ConvertError(
-            f"{source.folder} is read where it was trained as bd3lm, and mdlm is not supported; config.json says "
-            f'neither, and kind is {kind}: name it, kind="bd3lm" of load or paradec import --kind bd3lm'
+            f"kind of {source.folder} must be bd3lm, not {kind}: mdlm is not supported, and config.json does not say "
+            "how it was trained (load(..., kind='bd3lm'), or paradec import --kind bd3lm)"
         )
     config = parse_config(fields, block)
     tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, words)

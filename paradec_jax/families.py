@@ -78,7 +78,7 @@ class Family:
         return None
 
 
-MEANT: dict[str, dict[str, int]] = {"multiblock": {"blocks": 2}}  # by a name, beyond its class
+MEANT = {"multiblock": {"blocks": 2}}  # by a name, beyond its class
 OPTION = re.compile(r" --(no-)?([\w-]+)(?:[ =](?!--)(\S+))?")
 Shape = ModelConfig | ResidualHeadConfig
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets

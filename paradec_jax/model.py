@@ -30,10 +30,7 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: a value that cannot be, naming the field.
     """
-    sampled = fields.get("do_sample", False)
-    if not isinstance(sampled, bool):
-        raise ValueError(f"do_sample must be true or false, not {sampled!r}")
-    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0} if sampled else {}
+    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0} if fields.get("do_sample") else {}
     values = {name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()}
     values["top_k"] = values.get("top_k") or None  # 0 keeps all there
     as_arrays(Sampling(**values))

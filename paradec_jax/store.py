@@ -28,7 +28,7 @@ from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check
 from paradec_jax.decode.machine.knobs import as_arrays
 from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import choose, family_named, parameter_shapes
+from paradec_jax.families import choose, family_named, network_of, parameter_shapes
 from paradec_jax.io import read_object
 from paradec_jax.lora import merge
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead, Sampling
@@ -159,8 +159,7 @@ def _reading(
             return
     from paradec_jax.convert.checkpoint import opened as converted  # a model folder needs no converter
 
-    options: Any = {"of_blocks": {"kind": kind}, "allow_nonfinite": allow_nonfinite}
-    with converted(path, dtype, **options) as model:
+    with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
         _check_ids(model.config, model.token_spec, model.tokenizer)
         yield model
 
@@ -192,8 +191,11 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
         "sampling": description.get("sampling", {}),
         "decoder": description.get("decoder"),
     }
-    as_arrays(Sampling(**facts["sampling"]))
-    choose(config.family, facts["decoder"]).values.check()
+    with _naming(f"sampling or decoder of {CONFIG}"):
+        as_arrays(Sampling(**facts["sampling"]))
+        if facts["decoder"] is not None:
+            usual, network = choose(config.family, facts["decoder"]), network_of(config)
+            usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
     _check_ids(config, facts["token_spec"], facts["tokenizer"])
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:

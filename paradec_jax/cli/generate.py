@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
-from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
+from paradec_jax.cli.options import NAMES, options_of, summary
 from paradec_jax.cli.output import check_place
 from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
@@ -182,9 +182,9 @@ def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
-    families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
-    return FAMILIES[families[0]].bundled[-1]
+    """The last bundled model of the family whose table it ends, or else of the first that has it."""
+    families = [family for family in FAMILIES.values() if family.named(name)]
+    return max(families, key=lambda family: family.settings[-1].name == name).bundled[-1]
 
 
 def _print_counts(result: Generation) -> None:

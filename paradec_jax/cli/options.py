@@ -20,14 +20,13 @@ NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for set
 
 def rows_of(name: str | None) -> dict[str, Setting]:
     """By family, the decoder of that name with its own defaults, where the family has it; see `Family.named`."""
-    rows = {family.name: family.named(name) for family in FAMILIES.values()}
-    return {family: row for family, row in rows.items() if row is not None}
+    return {family.name: row for family in FAMILIES.values() if (row := family.named(name))}
 
 
 def summary(name: str) -> str:
     """What the decoder of that name does, and the families of models that it suits."""
-    kinds: dict[str, Any] = {family: type(row.decoder) for family, row in rows_of(name).items()}
-    return "\n\n".join(f"{_parsed(kind).short_description} ({family})" for family, kind in kinds.items())
+    rows = rows_of(name).items()
+    return "\n\n".join(f"{_parsed(type(row.decoder)).short_description} ({family})" for family, row in rows)
 
 
 def options_of(name: str | None) -> Any:
@@ -57,8 +56,8 @@ def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
         documented = _documented(type(owner))
         for field in dataclasses.fields(owner):
             if field.name in row.settings():
-                value = getattr(owner, field.name)
-                yield field.name, _spelled(field.type), documented.get(field.name, ""), value
+                about = _spelled(field.type), documented.get(field.name, "")
+                yield field.name, *about, getattr(owner, field.name)
 
 
 def _spelled(kind: Any) -> Any:

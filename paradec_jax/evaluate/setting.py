@@ -88,8 +88,9 @@ class Setting:
         for option in values.keys() - static - traced:
             raise ValueError(f"--{option.replace('_', '-')} is no option of {self.name}")
         greedy = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
-        fields = {k: v for k, v in values.items() if k in static}
-        decoder = dataclasses.replace(self.decoder, greedy=greedy, **fields)
+        decoder = dataclasses.replace(
+            self.decoder, greedy=greedy, **{k: v for k, v in values.items() if k in static}
+        )
         meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now
         knobs = dataclasses.replace(knobs, **dict.fromkeys(meaningless))
         knobs = dataclasses.replace(knobs, **{k: v for k, v in values.items() if k in traced})

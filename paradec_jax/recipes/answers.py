@@ -13,7 +13,6 @@ from paradec_jax import decode
 from paradec_jax.chat import turn_end
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
-from paradec_jax.decode import Request
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.setting import Setting
@@ -66,7 +65,7 @@ def ending(model: Model) -> TokenSpec:
 
 def batches(
     what: str, case: Case, prompts: Prompts, numbers: np.ndarray, rows: int
-) -> Iterator[tuple[np.ndarray, Request]]:
+) -> Iterator[tuple[np.ndarray, Any]]:
     """Numbers of prompts that are decoded together, and their request, which is filled up to so many rows.
 
     Lines say what memory that takes, and at most every 30 seconds how far it is.
@@ -76,7 +75,7 @@ def batches(
     """
     need, stats = (
         planned_bytes(case, prompts.request(np.resize(numbers, rows))),
-        jax.devices()[0].memory_stats(),
+        jax.local_devices()[0].memory_stats(),
     )
     have = stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     line = f"{what}: {rows} rows together take about {need / 1e9:.2g} of {have / 1e9:.2g} GB"

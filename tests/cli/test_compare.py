@@ -70,7 +70,7 @@ class TestAnswers:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
             assert row["data"] == easy(tmp_path)
             assert row["facts"]["device"]["threads"] >= 1 and row["dtype"] == "bfloat16"
-            assert row["facts"]["dtypes"] == ["bfloat16"]
+            assert row["facts"]["dtypes"] == ["bfloat16"] and row["megabytes"] > 0
             low, high = row["speedup_interval"]
             assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
         assert "decoding in batches" in err
@@ -137,6 +137,12 @@ class TestAnswers:
             words[1] = words[1] if more else str(saved(tmp_path / "other"))
             assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
             assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
+        before = rows[0]["made_with"]
+        del rows[0]["megabytes"]
+        path.write_text(json.dumps(rows[:1]))
+        assert [row["megabytes"] for row in answers._begun(str(path), {"tiny": before}).values()] == [None]
+        with pytest.raises(ValueError, match="rows of tiny with other adapter"):
+            answers._begun(str(path), {"tiny": before | {"adapter": "digest"}})
         path.write_text("[{}]")
         assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
 
