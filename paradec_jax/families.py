@@ -239,7 +239,7 @@ def choose(family: str, text: str | None = None, options: Mapping[str, Any] | No
     rest = "".join(f" {word}" for word in words[1:])
     if wrong := OPTION.sub("", rest):
         raise ValueError(f"{row.name} takes options such as --temperature 0.5, not{wrong}")
-    kinds, given = alternatives(type(row.decoder)) | alternatives(type(row.values)), {}
+    kinds, given = alternatives(row.decoder.__class__) | alternatives(row.values.__class__), {}
     for no, option, word in OPTION.findall(rest):
         value: Any = word or not no
         fits = kinds.get(field := option.replace("-", "_"), (float, int, str, bool))

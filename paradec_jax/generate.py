@@ -249,8 +249,8 @@ def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Set
     knobs = {name: value for name, value in own.items() if hasattr(setting.values, name)}
     words = [f"{name} {own[name]:g}" + " (not applied)" * (name not in knobs) for name in own]
     if words:
-        name = type(setting.decoder).__name__
-        print(f"{name} takes from the model's files: {', '.join(words)}", file=sys.stderr)
+        line = f"{type(setting.decoder).__name__} takes from the model's files: {', '.join(words)}"
+        print(line, file=sys.stderr)
     return setting.changed(knobs) if knobs else setting
 
 

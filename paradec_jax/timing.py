@@ -153,7 +153,9 @@ def compile_all(
 def planned_bytes(case: Case, request: Request) -> int:
     """Bytes that XLA plans for the program that decodes a request: parameters, temporaries, results."""
     _, *arrays = checked(case.decoder, case.params, request, case.knobs)
-    plan = compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1)).compile().memory_analysis()
+    plan: Any = (
+        compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1)).compile().memory_analysis()
+    )
     return plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.output_size_in_bytes
 
 

@@ -26,7 +26,9 @@ def rows_of(name: str | None) -> dict[str, Setting]:
 def summary(name: str) -> str:
     """What the decoder of that name does, and the families of models that it suits."""
     rows = rows_of(name).items()
-    return "\n\n".join(f"{_parsed(type(row.decoder)).short_description} ({family})" for family, row in rows)
+    return "\n\n".join(
+        f"{_parsed(row.decoder.__class__).short_description} ({family})" for family, row in rows
+    )
 
 
 def options_of(name: str | None) -> Any:
