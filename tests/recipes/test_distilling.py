@@ -81,8 +81,7 @@ def test_lines_say_how_far_the_answers_are_and_what_memory_they_take(monkeypatch
         at,
         4,
     )
-    found = [(batch.tolist(), request.batch) for batch, request in answers.batches(*asked)]
-    assert found == [([0, 1, 2, 3], 4), ([4, 5, 6, 7], 4), ([8], 4)]
+    assert [(len(batch), of.batch) for batch, of in answers.batches(*asked)] == [(4, 4), (4, 4), (1, 4)]
     said = capsys.readouterr().out
     assert said.count("x: 4 rows together take about 3 of ") == 2 and "GB, 8 of 9 prompts are done" in said
     monkeypatch.setattr(answers.os, "sysconf", lambda name: 100)
