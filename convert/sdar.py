@@ -50,8 +50,8 @@ def read(
       alignment: which token logits are about, "own" or "next"; by default as the block length.
     """
     layout = {"model_type": RELEASES[fields["model_type"]][0]}
-    told = kind or block or fields.get("block_size") or fields["model_type"] != A2D
-    if not told or kind not in (None, "bd3lm"):
+    known = kind or block or fields.get("block_size") or fields["model_type"] != A2D
+    if not known or kind not in (None, "bd3lm"):
         raise ConvertError(
             f"kind of {source.folder} must be bd3lm, not {kind}: mdlm is not supported, and config.json does not say "
             "how it was trained (load(..., kind='bd3lm'), or paradec import --kind bd3lm)"

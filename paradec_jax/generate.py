@@ -245,9 +245,9 @@ def continuation_task(
 
 def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Setting:
     """The setting with the model's own sampling, but for what is given; a line on standard error tells of it."""
-    own = {name: value for name, value in model.sampling.items() if name not in given}
-    knobs = {name: value for name, value in own.items() if hasattr(setting.values, name)}
-    words = [f"{name} {own[name]:g}" + " (not applied)" * (name not in knobs) for name in own]
+    drawn = {name: value for name, value in model.sampling.items() if name not in given}
+    knobs = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
+    words = [f"{name} {drawn[name]:g}" + " (not applied)" * (name not in knobs) for name in drawn]
     if words:
         line = f"{type(setting.decoder).__name__} takes from the model's files: {', '.join(words)}"
         print(line, file=sys.stderr)

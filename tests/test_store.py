@@ -112,14 +112,14 @@ def test_tokenizer_travels_along(tmp_path):
 
 
 def test_sampling_and_decoder_travel_along_and_change_no_fingerprint(tmp_path):
-    told = {"sampling": {"temperature": 0.7, "top_k": 20}, "decoder": "block --rule static"}
-    for name, more in (("plain", {}), ("told", told)):
+    given = {"sampling": {"temperature": 0.7, "top_k": 20}, "decoder": "block --rule static"}
+    for name, more in (("plain", {}), ("given", given)):
         store.save(tmp_path / name, dataclasses.replace(make_model(BLOCKS), **more))
-    model = store.load(tmp_path / "told")
-    assert {name: getattr(model, name) for name in told} == told
-    assert store.fingerprint(tmp_path / "plain") == store.fingerprint(tmp_path / "told")
+    model = store.load(tmp_path / "given")
+    assert {name: getattr(model, name) for name in given} == given
+    assert store.fingerprint(tmp_path / "plain") == store.fingerprint(tmp_path / "given")
     with pytest.raises(StoreError, match="kind is for checkpoints of type a2d-qwen3"):
-        store.load(tmp_path / "told", kind="bd3lm")
+        store.load(tmp_path / "given", kind="bd3lm")
 
 
 class TestSave:

@@ -37,13 +37,13 @@ def options_of(name: str | None) -> Any:
     Args:
       name: of the decoder; None for the options that the default decoders of all families share.
     """
-    found: dict[str, tuple[Any, str, dict[str, str]]] = {}
+    choices: dict[str, tuple[Any, str, dict[str, str]]] = {}
     rows = rows_of(name)
     for family, row in rows.items():
         for choice, kind, text, value in _choices(row):
-            found.setdefault(choice, (kind, text, {}))[2][family] = f"{value}"
+            choices.setdefault(choice, (kind, text, {}))[2][family] = f"{value}"
     fields = {}
-    for choice, (kind, text, values) in found.items():
+    for choice, (kind, text, values) in choices.items():
         if name is None and len(values) < len(rows):
             continue  # not shared by all families
         different = ", ".join(f"{value} for {family}" for family, value in values.items())

@@ -68,26 +68,22 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Numbers of prompts that are decoded together, and their request, which is filled up to so many rows.
 
-    Lines say what memory that takes, and at most every 30 seconds how far it is.
-
-    Raises:
-      ValueError: more memory than the device has.
+    Fewer go together where the device has less memory than XLA plans. Lines say what it takes, and at most every 30
+    seconds how far it is.
     """
-    need, stats = (
-        planned_bytes(case, prompts.request(np.resize(numbers, rows))),
-        jax.local_devices()[0].memory_stats(),
-    )
+    stats, fit, due = jax.local_devices()[0].memory_stats(), rows, 0.0
     have = stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    line = f"{what}: {rows} rows together take about {need / 1e9:.2g} of {have / 1e9:.2g} GB"
-    if need > have:
-        raise ValueError(f"{line} of memory: decode fewer together, or shorter ones")
-    due = 0.0
-    for done in range(0, len(numbers), rows):
+    while (need := planned_bytes(case, prompts.request(np.resize(numbers, fit)))) > have and fit > 1:
+        fit //= 2
+    line = (
+        f"{what}: {fit} rows together, of {rows} asked, take {need / 1e9:.2g} of {have / 1e9:.2g} GB at most"
+    )
+    for done in range(0, len(numbers), fit):
         if jax.process_index() == 0 and time.monotonic() >= due:
             due = time.monotonic() + 30
             print(f"{line}, {done} of {len(numbers)} prompts are done", flush=True)
-        batch = numbers[done : done + rows]
-        yield batch, prompts.request(np.resize(batch, rows))
+        batch = numbers[done : done + fit]
+        yield batch, prompts.request(np.resize(batch, fit))
 
 
 def answers(

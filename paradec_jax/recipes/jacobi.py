@@ -127,7 +127,7 @@ class Jacobi:
                     return
                 if time.monotonic() > limit:
                     break
-                of = ids[np.resize(batch, self.rows)].tolist()
+                of = ids[np.resize(batch, request.batch)].tolist()
                 found = collect(case.decoder, case.params, request, of)
                 append(folder, found[: len(batch)])
             atomic_write_text(done, "")

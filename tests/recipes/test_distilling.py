@@ -71,22 +71,20 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
 
 
 def test_lines_say_how_far_the_answers_are_and_what_memory_they_take(monkeypatch, capsys):
-    clock, at = iter([0, 0, 20, 40, 40]), np.arange(9)
+    clock, at = iter([0, 0, 20, 40, 40, *[41] * 9]), np.arange(9)
     monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(answers, "planned_bytes", lambda case, request: 3e9)
-    asked = (
-        "x",
-        Case(None, None),
-        Prompts(at[:, None], at * 0 + 1, jax.random.split(jax.random.key(0), 9), 4),
-        at,
-        4,
+    monkeypatch.setattr(answers, "planned_bytes", lambda case, request: 6_000 * request.batch)
+    keys = jax.random.split(jax.random.key(0), 9)
+    asked = "x", Case(None, None), Prompts(at[:, None], at * 0 + 1, keys, 4), at, 4
+    *_, (batch, request) = answers.batches(*asked)
+    assert (len(batch), request.batch) == (1, 4)
+    out = capsys.readouterr().out
+    assert (
+        out.count("x: 4 rows together, of 4 asked, take 2.4e-05 of ") == 2
+        and "8 of 9 prompts are done" in out
     )
-    assert [(len(batch), of.batch) for batch, of in answers.batches(*asked)] == [(4, 4), (4, 4), (1, 4)]
-    said = capsys.readouterr().out
-    assert said.count("x: 4 rows together take about 3 of ") == 2 and "GB, 8 of 9 prompts are done" in said
-    monkeypatch.setattr(answers.os, "sysconf", lambda name: 100)
-    with pytest.raises(ValueError, match="GB of memory: decode fewer together"):
-        next(answers.batches(*asked))
+    monkeypatch.setattr(answers.os, "sysconf", lambda name: 120)
+    assert len([*answers.batches(*asked)]) == 5 and "x: 2 rows together, of 4" in capsys.readouterr().out
 
 
 def test_rehearsal_adds_its_loss():

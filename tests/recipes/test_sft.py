@@ -1,7 +1,6 @@
 """`paradec train` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
 
 import json
-import re
 
 import jax
 import numpy as np
@@ -91,9 +90,9 @@ def test_jacobi_from_messages(source, tmp_path, options, capsys):
     assert main(words(source, tmp_path, *more, objective="jacobi", updates=2)) == 0
     *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert last["examples"] == 50 and last["after"]["nats a token"] != last["before"]["nats a token"]
-    said = capsys.readouterr().out
-    assert re.search(r"round 0: 4 rows together take about \S+ of \S+ GB, 0 of \d+ prompts are done", said)
-    assert said.count("held out, Jacobi: ") == 4
+    out = capsys.readouterr().out
+    assert "round 0: 4 rows together, of 4 asked, take " in out and " GB at most, 0 of " in out
+    assert out.count("held out, Jacobi: ") == 4
     assert (
         pd.load(tmp_path / "model").decoder
         == f"jacobi --block {8 if options[0] == '--layers' else 4} --running"
