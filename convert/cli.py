@@ -28,6 +28,7 @@ def import_model(
     tokenizer: Path | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     weights: Literal["raw", "ema"] | None = None,
+    kind: Literal["bd3lm", "mdlm"] | None = None,
     block: int | None = None,
     mask: int | None = None,
     alignment: Literal["own", "next"] | None = None,
@@ -44,6 +45,7 @@ def import_model(
       dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
         has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
+      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not supported.
       block: of block diffusion, tokens of a block; by default those of config.json, or else 4 (SDAR) or 32.
       mask: of block diffusion, id of the mask; by default that of config.json, or else of the release.
       alignment: of block diffusion, the token that logits are about: "own" for that of their position (as of SDAR),
@@ -51,9 +53,9 @@ def import_model(
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """
-    of_blocks = {"block": block, "mask": mask, "alignment": alignment}
-    options: dict[str, Any] = {"tokenizer": tokenizer, "weights": weights, "of_blocks": of_blocks}
-    with opened(locate(src), dtype, allow_nonfinite=allow_nonfinite, **options) as model:
+    of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
+    options: Any = {"allow_nonfinite": allow_nonfinite, "of_blocks": of_blocks}
+    with opened(locate(src), dtype, tokenizer=tokenizer, weights=weights, **options) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)
 

@@ -136,7 +136,8 @@ def write_layout(
     write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
-    write_json(folder / "generation_config.json", {"do_sample": False, **ids})
+    drawn = {"do_sample": True, "top_k": 0} if "temperature" in model.sampling else {"do_sample": False}
+    write_json(folder / "generation_config.json", {**drawn, **model.sampling, **ids})
 
 
 def table(config: TransformerConfig) -> Table:

@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stre
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of, whole_numbers
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.families import family_named
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.families import choose
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
@@ -90,8 +92,9 @@ def generate(
       model: a model with a tokenizer.
       prompts: texts, or one conversation, or several. The model's begin-of-text token is put before each text that
         does not begin with it. Empty texts where the decoder can start from nothing.
-      decoder: any decoder, bound or not; when None that of `paradec generate`, the last row of the family's table.
-      knobs: knobs of the decoder; the defaults when None.
+      decoder: any decoder, bound or not; when None that which the model names, or else the plain one of its family.
+      knobs: knobs of the decoder; the defaults when None, and for conversations the model's own sampling, where its
+        files have one (`Model.sampling`; a line on standard error tells).
       max_new_tokens: new tokens of a row at most, a whole number.
       seed: seed of all draws, a whole number of 64 bits.
       samples: rows a prompt.
@@ -111,9 +114,10 @@ def generate(
         refuses, or a number below 1.
     """
     check_positive(every=every)
-    if decoder is None:
-        usual = family_named(model.family).settings[-1].changed({})
-        decoder, knobs = usual.decoder, usual.knobs if knobs is None else knobs
+    setting = choose(model.family, model.decoder) if decoder is None else Setting("", decoder)
+    if knobs is None and prompts and conversations(prompts) and not getattr(decoder, "greedy", False):
+        setting = answering(model, setting)
+    decoder, knobs = setting.decoder, setting.knobs if knobs is None else knobs
     task = continuation_task(
         model,
         prompts,
@@ -249,6 +253,17 @@ def continuation_task(
     )
     before = [prompt for prompt in ids for _ in range(samples)]
     return Task(model, decoder, parameters(model, decoder, mesh), request, before, stop_strings)
+
+
+def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Setting:
+    """The setting with the model's own sampling, but for what is given; a line on standard error tells of it."""
+    drawn = {name: value for name, value in model.sampling.items() if name not in given}
+    knobs = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
+    words = [f"{name} {drawn[name]:g}" + " (not applied)" * (name not in knobs) for name in drawn]
+    if words:
+        line = f"{type(setting.decoder).__name__} takes from the model's files: {', '.join(words)}"
+        print(line, file=sys.stderr)
+    return setting.changed(knobs) if knobs else setting
 
 
 def conversations(prompts: Prompts) -> list[Messages]:

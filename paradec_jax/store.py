@@ -2,7 +2,8 @@
 
 ::
 
-    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file
+    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file;
+                         perhaps `sampling` and `decoder`, see `Model`
     network.safetensors  the part "network"; or shards network-00001-of-...
     residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
     tokenizer.json, chat_template.jinja   optional
@@ -24,12 +25,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
+from paradec_jax.decode.machine.knobs import as_arrays
 from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import family_named, parameter_shapes
+from paradec_jax.families import choose, family_named, network_of, parameter_shapes
 from paradec_jax.io import read_object
 from paradec_jax.lora import merge
-from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
+from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead, Sampling
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
 
@@ -73,6 +75,8 @@ def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = Fals
             "parts": sections,
             "token_spec": dataclasses.asdict(model.token_spec),
             "special_tokens": dict(model.special_tokens),
+            "sampling": dict(model.sampling),
+            "decoder": model.decoder,
         }
         (temporary / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
@@ -88,6 +92,7 @@ def load(
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    kind: str | None = None,
 ) -> Model:
     """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
 
@@ -101,6 +106,7 @@ def load(
       mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
         own devices hold. The default device when None.
       adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
+      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it, "bd3lm".
 
     Raises:
       StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted;
@@ -124,7 +130,7 @@ def load(
         params = jax.tree.map(place, part.params, *places)
         return dataclasses.replace(part, config=dataclasses.replace(part.config, **kinds), params=params)
 
-    with _reading(source, dtype, allow_nonfinite) as stored:
+    with _reading(source, dtype, allow_nonfinite, kind) as stored:
         if adapter is not None:
             from paradec_jax.convert.peft import read
 
@@ -139,17 +145,21 @@ def load(
 
 
 @contextlib.contextmanager
-def _reading(source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool) -> Iterator[Model]:
+def _reading(
+    source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool, kind: str | None
+) -> Iterator[Model]:
     """The model of a source, whose parameters are read when they are asked for."""
     path = locate(source)
     config = path / CONFIG
     with _naming(source):
         if path.is_dir() and (not config.is_file() or "format_version" in read_object(config)):
+            if kind is not None:
+                raise StoreError("kind is for checkpoints of type a2d-qwen3")
             yield _opened(path, allow_nonfinite)
             return
     from paradec_jax.convert.checkpoint import opened as converted  # a model folder needs no converter
 
-    with converted(path, dtype, allow_nonfinite=allow_nonfinite) as model:
+    with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
         _check_ids(model.config, model.token_spec, model.tokenizer)
         yield model
 
@@ -178,7 +188,14 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
         "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
         "chat_template": template.read_bytes().decode() if template.exists() else None,
         "special_tokens": description.get("special_tokens", {}),
+        "sampling": description.get("sampling", {}),
+        "decoder": description.get("decoder"),
     }
+    with _naming(f"sampling or decoder of {CONFIG}"):
+        as_arrays(Sampling(**facts["sampling"]))
+        if facts["decoder"] is not None:
+            usual, network = choose(config.family, facts["decoder"]), network_of(config)
+            usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
     _check_ids(config, facts["token_spec"], facts["tokenizer"])
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:

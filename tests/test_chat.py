@@ -1,5 +1,6 @@
 """Chat templates: what those of releases need, one clear error for each failure, and a sandbox that holds."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from paradec_jax import chat, store
 from paradec_jax.cli import main
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
-from paradec_jax.generate import continuation_task
+from paradec_jax.generate import Task, continuation_task
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\
@@ -229,6 +230,24 @@ class TestAnswers:
         both = pd.generate(model, [[USER], [USER]], decoder, max_new_tokens=8, stop_strings=["ba"])
         assert both.text == ["ab "] * 2
         assert pd.generate(model, [text], decoder, max_new_tokens=8).reasons == [pd.Reason.BUDGET]
+
+    def test_a_conversation_is_drawn_as_the_model_s_files_say(self, monkeypatch, capsys):
+        seen, (model, decoder) = [], speaker(TURNS)
+        monkeypatch.setattr(Task, "run", lambda task, knobs, every: seen.append(knobs))
+        monkeypatch.setattr(pd.Model, "network", decoder.network)
+        model = dataclasses.replace(model, sampling={"temperature": 0.6, "penalty": 1.1}, decoder="jacobi")
+        for prompts, of, knobs in (
+            ([[USER]], None, None),
+            ([USER], decoder, None),
+            (["user"], decoder, None),
+            ([USER], decoder, decoder.Knobs()),
+            ([USER], dataclasses.replace(decoder, greedy=True), None),
+        ):
+            pd.generate(model, prompts, of, knobs=knobs, max_new_tokens=1)
+        drawn = [kind.Knobs(temperature=0.6) for kind in (pd.Jacobi, decoder)]
+        assert seen == [*drawn, None, decoder.Knobs(), None]
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2 and lines[0].endswith("files: temperature 0.6, penalty 1.1 (not applied)")
 
     def test_a_growing_conversation_meets_few_sizes(self):
         model, decoder = speaker(TURNS)

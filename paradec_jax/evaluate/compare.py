@@ -28,7 +28,7 @@ from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
-from paradec_jax.timing import Advance, Case, Speed, compile_all, measure
+from paradec_jax.timing import Advance, Case, Speed, compile_all, measure, planned_bytes
 from paradec_jax.tokenizer import Tokenizer
 
 Row = dict[str, Any]
@@ -133,7 +133,9 @@ def compare(
         row = _source_fields(source, program["device"]) | {"baseline": i == base}
         row |= _right_fields(exact[i], exact[base]) | _answer_fields(answers[i], answers[base])
         row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
-        row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
+        if speeds:
+            row |= _speed_fields(speeds[i], speeds[base])
+            row["megabytes"] = planned_bytes(cases[i], requests[0]) / 1e6
         table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
     calls = np.stack([of.counts[NETWORK_CALLS] for of in answers])
     return Comparison(table, texts, program, score and np.stack(exact), calls, answers[base])

@@ -65,7 +65,9 @@ class Recurrent:
 
         loss = recurrent_loss(network, DRAWS[self.draw](mean), self.backprop_depth, chunk=self.chunk)
         flops = batch_flops(network, self.backprop_depth)
-        return job.fit("recurrent", job.model, loss, data, updates=updates, flops=flops)
+        decoder = f"autoregressive --recurrence {round(last)}"
+        model = dataclasses.replace(job.model, decoder=decoder)
+        return job.fit("recurrent", model, loss, data, updates=updates, flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes the same."""

@@ -331,7 +331,8 @@ def in_training(model: Model, run: Run) -> Model:
     dtype, param_dtype = DTYPES[run.precision]
     config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=run.remat)
     params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
-    return dataclasses.replace(model, config=config, params=params, head=None)  # which was trained beside it
+    # Head and decoder suit the model as it was.
+    return dataclasses.replace(model, config=config, params=params, head=None, decoder=None)
 
 
 def train(objective: Any, run: Run) -> None:

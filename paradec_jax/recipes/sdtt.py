@@ -71,7 +71,7 @@ class Sdtt:
 
     def train(self, job: Job) -> Model:
         """One part of all rounds; the student of each is written where the round ends."""
-        model = job.model
+        model = dataclasses.replace(job.model, decoder=f"masked --steps {self.aim}")
         if job.held_out is not None:
             windows(job, job.held_out)  # one that is too short is refused before the training
         data = windows(job, job.examples)

@@ -145,6 +145,28 @@ class TestFields:
         assert "field model_length is missing" in fails(capsys, "import", source)
 
 
+# A generation_config.json, and the sampling of the model or what is refused.
+DRAWN = [
+    ({"do_sample": True, "top_p": 0.8, "min_p": 0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.8}),
+    ({"do_sample": True, "top_k": 0}, {"temperature": 1.0}),
+    ({"temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    ({"do_sample": "yes"}, "do_sample must be true or false, not 'yes'"),
+    ({"do_sample": True, "top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be above 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "want"), DRAWN)
+def test_sampling(fields, want, copy, tmp_path, capsys):
+    source = copy("qwen2")
+    (source / "generation_config.json").write_text(json.dumps(fields))
+    if isinstance(want, str):
+        assert f"generation_config.json: {want}" in fails(capsys, "import", source)
+        return
+    model = imported(source)
+    assert model.sampling == want and imported(exported(model, tmp_path)).sampling == want
+
+
 class TestTokens:
     @pytest.mark.parametrize(
         ("vocab_size", "fields", "want"),
@@ -193,10 +215,10 @@ class TestTokens:
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
         edit(source / CONFIG, model_type="a2d-qwen3")
-        capsys.readouterr()
-        model = imported(source, "--mask", "150")
+        model = imported(source, "--mask", "150", "--kind", "bd3lm")
         assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
-        assert "is read as trained on blocks (bd3lm)" in capsys.readouterr().err
+        for more in ((), ("--kind", "mdlm")):
+            assert "mdlm is not supported" in fails(capsys, "import", source, "--mask", "150", *more)
         edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
 
