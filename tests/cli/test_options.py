@@ -42,7 +42,7 @@ NAMED = [
     ("causal", "multiblock --spawn=0.25", {"blocks": 2, "spawn": 0.25}),
     ("recurrent_depth", "wavefront --no-warm-start --noise 1", {"warm_start": False, "noise": 1.0}),
     ("masked_diffusion", "masked --grid cosine --steps 8", {"grid": "cosine", "steps": 8}),
-    ("block_diffusion", "residual-veto --head zero", {"head": "zero"}),
+    ("block_diffusion", "residual --head zero", {"head": "zero"}),
     ("causal", "jacobi 8", "jacobi takes options such as --temperature 0.5, not 8"),
     ("causal", "jacobi --block x", "--block of jacobi must not be 'x'"),
     ("causal", "jacobi --temperature", "--temperature of jacobi must not be True"),
