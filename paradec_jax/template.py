@@ -98,7 +98,7 @@ def _serve() -> None:
     import resource  # POSIX only
 
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most < 0 else min(MEMORY, most), most))
+    resource.setrlimit(resource.RLIMIT_AS, (min(MEMORY, most % 2**63), most))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose end ends the process
         answer = [part[:MOST] for part in _answer(*json.loads(line))]
@@ -151,7 +151,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
             lambda _, value: value
         ),  # or else those that are written are computed there
     )
-    environment.filters["tojson"] = _to_json
+    # Without the escapes of HTML that Jinja's own filter makes.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     functions: dict[str, Callable] = {
         "raise_exception": _raise_exception,
         "strftime_now": lambda format: datetime.datetime.now().strftime(format),
@@ -181,19 +182,6 @@ def check(template: str) -> jinja2.Template:
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter makes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 if __name__ == "__main__":

@@ -259,7 +259,7 @@ BOMBS = [  # programs without end, or of more memory than there is
 def test_programs_without_end_are_ended(template):
     chat.check(template)  # which runs nothing
     with pytest.raises(
-        ValueError, match="the chat template (takes too much time or mem|makes a text of more)"
+        ValueError, match=r"the chat template (takes too much time or mem|makes a text of more)"
     ):
         chat.render(template, [USER])
     assert chat.render(TEMPLATE, [USER]).endswith("assistant\n")  # the next one is made

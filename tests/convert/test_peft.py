@@ -101,10 +101,19 @@ def test_training_begins_where_the_model_is(tmp_path):
 
 
 PATTERNS = {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}
+EVERY = r"^model\.layers\.0\.mlp\.up_proj$|q_proj|k_proj|v_proj|o_proj|gate_proj|mlp\.up_proj|down_proj"
 SCALES = [  # fields, and the factor of a change's size
     ({"use_rslora": True}, RANK**0.5),
     ({"alpha_pattern": PATTERNS}, 5.0),
-    ({"r": 8, "rank_pattern": {"[a-z]+_proj": RANK}, "lora_dropout": 0.1, "use_dora": False}, 1.0),
+    (
+        {
+            "r": 8,
+            "rank_pattern": {EVERY: RANK},
+            "lora_dropout": 0.1,
+            "use_dora": False,
+        },
+        1.0,
+    ),
 ]
 REFUSED = [
     ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
