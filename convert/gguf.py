@@ -112,12 +112,13 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
 
     reader = Reader(regular(path))
     values = Values({name: field.contents() for name, field in reader.fields.items()})
-    end = reader.data_offset
-    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
-        begin = reader.data_offset + int(tensor.field.parts[-1][0])
-        if begin != tensor.data_offset or begin < end or begin % reader.alignment:
-            raise ConvertError(f"tensor {tensor.name} of {path} lies over another one, or beyond the file")
-        end = begin + tensor.n_bytes
+    end = 0
+    for begin, size, name in sorted((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors):
+        if begin < end or begin % reader.alignment or begin > len(reader.data):
+            raise ConvertError(
+                f"tensor {name} of {path} lies over another one, beyond the file or beside its grid"
+            )
+        end = begin + size
     if (parts := values.get("split.count", 1)) > 1:
         raise ConvertError(f"{path} is one of {parts} parts: join them with llama-gguf-split --merge")
     stored = {tensor.name: tensor for tensor in reader.tensors}

@@ -130,7 +130,7 @@ def _check(data: bytes) -> None:
             memo[len(memo) if argument is None else argument] = before
         again = name == "DUP" or ("GET" in name and memo.get(argument) in TUPLES)
         far = (name == "FRAME" or "PUT" in name) and argument > len(data)
-        steps += 1 + 99 * (name in NAMES) + MOST_STEPS // 50 * again
+        steps += 1 + 99 * (name in NAMES) + MOST_STEPS // 20 * again
         if far or steps > MOST_STEPS:
             raise ValueError("it takes more memory or time than its length explains")
         before = name
@@ -225,8 +225,7 @@ def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str] = s
     for name, tensor in table.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ConvertError(
-                f"{archive.path} holds {name if isinstance(name, str) else type(name)!r:.60} among its weights, "
-                "which is not a named tensor"
+                f"{archive.path} holds {name!r:.60} among its weights, which is not a named tensor"
             )
         if rename(name) in found:
             raise ConvertError(f"tensor {rename(name)} occurs twice in {archive.path}")

@@ -178,11 +178,11 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
         "chat_template": regular(template).read_bytes().decode() if template.exists() else None,
         "special_tokens": description.get("special_tokens", {}),
     }
-    for name, text in facts["special_tokens"].items():
-        if not (name.endswith("_token") and isinstance(text, str)):
-            raise StoreError(
-                f"special_tokens must be texts by names that end in _token, not {name!r}: {text!r:.99}"
-            )
+    special = facts["special_tokens"]
+    if not isinstance(special, dict) or not all(
+        name.endswith("_token") and isinstance(text, str) for name, text in special.items()
+    ):
+        raise StoreError(f"special_tokens must be texts by names that end in _token, not {special!r:.99}")
     _check_ids(config, facts["token_spec"], facts["tokenizer"])
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:
@@ -276,7 +276,7 @@ def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
             raise StoreError(
                 f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
             )
-    fields = config.to_dict().items()
+    fields = vars(config).items()
     layers = max(value for name, value in fields if name.endswith("layers") and isinstance(value, int))
     if layers > len(leaves):  # before the shapes of so many are made
         raise StoreError(f"the config asks for {layers} layers, but there are only {len(leaves)} parameters")

@@ -5,7 +5,6 @@ language does not bound time and memory. So on POSIX systems a template runs in 
 program whose time and memory the system bounds.
 """
 
-import contextlib
 import datetime
 import functools
 import json
@@ -60,8 +59,8 @@ def render(
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {i} must be an object with a role, not {message!r:.200}")
-    given = {"tools": None, "documents": None} | variables
-    given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+    given = {"tools": None, "documents": None, **variables, "messages": messages}
+    given["add_generation_prompt"] = add_generation_prompt
     check(template)
     try:
         question = json.dumps([template, given]) if os.name == "posix" else ""
@@ -83,8 +82,7 @@ def _ask(question: str) -> str:
         program = _programs.pop(os.getpid(), None) or subprocess.Popen(
             [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        with contextlib.suppress(BrokenPipeError):
-            print(question, file=program.stdin, flush=True)
+        print(question, file=program.stdin, flush=True)
         answer = program.stdout.readline()
         if answer:
             _programs[os.getpid()] = program
@@ -101,8 +99,7 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (min(MEMORY, most % 2**63), most))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose end ends the process
-        answer = [part[:MOST] for part in _answer(*json.loads(line))]
-        print(json.dumps(answer), flush=True)
+        print(json.dumps([part[:MOST] for part in _answer(*json.loads(line))]), flush=True)
 
 
 def _answer(template: str, given: Mapping[str, Any]) -> tuple[str, str]:

@@ -42,7 +42,8 @@ def finite(path: str, tensor: Lazy) -> Lazy:
     """The tensor, whose reader refuses numbers that are NaN or infinite with a StoreError."""
 
     def read(index: Any) -> np.ndarray:
-        numbers = tensor.read(index)
+        with np.errstate(all="ignore"):  # what becomes infinite is refused
+            numbers = tensor.read(index)
         if not np.isfinite(numbers).all():
             raise StoreError(
                 f"parameter {path} holds numbers that are NaN or infinite; allow_nonfinite takes them"
