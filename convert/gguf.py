@@ -38,14 +38,11 @@ FIELDS = {  # of config.json, and keys of the metadata without the architecture
 }
 SCALING = {"rope_type": "type", "factor": "factor", "beta_fast": "yarn_beta_fast"}  # of rope_scaling
 SCALING |= {"beta_slow": "yarn_beta_slow", "original_max_position_embeddings": "original_context_length"}
-NEUTRAL = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
-NEUTRAL += (
-    "rope.scale_linear",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-    "attention.causal",
-)  # if 1
+# Keys that change nothing where they are 1.
+NEUTRAL = (
+    "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor rope.scale_linear"
+)
+NEUTRAL += " logit_scale residual_scale embedding_scale attention.causal"
 MOST_READS = 2_000_000  # of strings and numbers in the metadata
 IDLE = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 CHANNELS = ("rope.dimension_count", "attention.value_length")  # must be those of a head
@@ -94,9 +91,9 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             kind, self.reads = np.dtype(dtype), self.reads + 1
             end = int(offset) + int(count) * kind.itemsize
-            if end > len(self.plain) or self.reads > MOST_READS:
+            if end > len(self.data) or self.reads > MOST_READS:
                 raise ValueError("its header has a size beyond the end of the file, or too many values")
-            return self.plain[offset:end].view(kind.newbyteorder(override_order or self.byte_order))
+            return self.data[offset:end].view(kind.newbyteorder(override_order or self.byte_order))
 
     def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -157,7 +154,7 @@ def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[
     fields = {field: own.get(key) for field, key in FIELDS.items()}
     channels = fields["head_dim"] or (fields["hidden_size"] or 0) // (fields["num_attention_heads"] or 1)
     for key, value in own.items():
-        idle = (key in CHANNELS and value == channels) or (key in NEUTRAL and value == 1)
+        idle = (key in CHANNELS and value == channels) or (key in NEUTRAL.split() and value == 1)
         if value and not idle and key not in (*FIELDS.values(), *IDLE):
             raise ConvertError(f"{kind}.{key} = {value!r} in config.json is not supported")
     for field in ("rms_norm_eps", "rope_theta"):  # the shortest number with these 32 bits

@@ -34,10 +34,11 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others begin with a change of W
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
-KNOWN = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "inference_mode"}
-KNOWN |= {"task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
-KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
-KNOWN |= {"megatron_core", "qalora_group_size", "eva_config"}
+KNOWN = "r lora_alpha rank_pattern alpha_pattern use_rslora lora_dropout inference_mode task_type revision "
+KNOWN += (
+    "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules layers_to_transform "
+)
+KNOWN += "layers_pattern megatron_core qalora_group_size eva_config"
 
 
 def merged(model: Model, folder: Path, allow_nonfinite: bool) -> Model:
@@ -56,14 +57,14 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     """
     fields = read_json(folder / ADAPTER_CONFIG)
     for name, value in fields.items():
-        if value not in PLAIN[name] if name in PLAIN else value and name not in KNOWN:
+        if value not in PLAIN[name] if name in PLAIN else value and name not in KNOWN.split():
             raise ConvertError(
                 f"field {name} of {folder / ADAPTER_CONFIG} is {value!r}, but only plain LoRA is read"
             )
     rename = BY_FAMILY[config.family].plain_name
-    path = folder / f"{STEM}.safetensors"
-    if path.exists() or not (pickled := path.with_suffix(".bin")).exists():
-        stored = open_tensors(path)
+    file = folder / f"{STEM}.safetensors"
+    if file.exists() or not (pickled := file.with_suffix(".bin")).exists():
+        stored = open_tensors(file)
     else:
         archive = Archive(pickled)
         stored = named_tensors(archive, archive.tree)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
 import numpy as np
 
 from paradec_jax.disk.tensors import Lazy
@@ -31,21 +31,14 @@ from paradec_jax.io import one_sentence, regular
 
 from .engine import ConvertError, Source
 
-STORAGES = {
-    "FloatStorage": np.dtype(np.float32),
-    "DoubleStorage": np.dtype(np.float64),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
+KINDS = (
+    "Float float32 Double float64 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
+)
+KINDS += " Byte uint8 Bool bool"
+STORAGES = {f"{kind}Storage": np.dtype(name) for kind, name in zip(*[iter(KINDS.split())] * 2, strict=True)}
 # Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow without bound.
 MOST_STEPS = 10**6
-NAMES, TUPLES = ("GLOBAL", "STACK_GLOBAL", "INST"), ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
+NAMES, TUPLES = (["GLOBAL", "STACK_GLOBAL", "INST"], ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"])
 KEPT = 2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
 
 
@@ -124,7 +117,8 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
 def _check(data: bytes) -> None:
     """Refuses a pickle that takes more memory or time than its length explains. Raises ValueError."""
     steps, before, memo = 0, "", dict[int, str]()
-    for operation, argument, _ in pickletools.genops(data):
+    operations: Any = pickletools.genops(data)
+    for operation, argument, _ in operations:
         name = operation.name
         if "PUT" in name or name == "MEMOIZE":
             memo[len(memo) if argument is None else argument] = before

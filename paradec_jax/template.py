@@ -79,7 +79,7 @@ _programs: dict[int, Any] = {}  # that answer, by the process that began them
 def _ask(question: str) -> str:
     """The answer to a line of JSON, by a process that begins with the first one, and anew after one that ended it."""
     with _lock:
-        program = _programs.pop(os.getpid(), None) or subprocess.Popen(
+        program: Any = _programs.pop(os.getpid(), None) or subprocess.Popen(
             [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         print(question, file=program.stdin, flush=True)
