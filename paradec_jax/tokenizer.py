@@ -101,9 +101,11 @@ class Tokenizer:
 
     def _known(self, found: tokenizers.Encoding) -> tokenizers.Encoding:
         """Ids for which a model has rows. Raises ValueError for others."""
-        if self.rows is not None and max(found.ids, default=0) >= self.rows:
-            token = self.token_text(max(found.ids))
-            raise ValueError(f"a text holds {token!r}, a token for which the model has no row")
+        last = max(found.ids, default=0)
+        if self.rows is not None and last >= self.rows:
+            raise ValueError(
+                f"a text holds {self.token_text(last)!r}, a token for which the model has no row"
+            )
         return found
 
     def encode_after(self, before: str, text: str) -> list[int]:

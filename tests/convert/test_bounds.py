@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -46,7 +45,6 @@ GGUF = {  # contents, by a part of the sentence
         gguf(array(7, 2**40)),
         gguf(array(9, 2**60, pack("<IQ", 9, 0))),
         gguf(array(8, 2**63, bytes(80))),
-        gguf(pack("<Q", 2**63) + b"x"),
         gguf(KIND, text(b"a") + pack("<I", 2**32 - 1)),
         gguf(KIND, tensor(b"a", 64, 8)),
         gguf(array(0, 3 * 10**6, bytes(3 * 10**6))),
@@ -106,19 +104,20 @@ def written(path: Path, content: bytes | None) -> str:
 
 
 ARCHIVE = """
-import pathlib, sys
+import pathlib, resource, sys
 from paradec_jax.convert.torch_files import Archive, ConvertError
 for path in sys.argv[1:]:
     try: Archive(pathlib.Path(path))
     except ConvertError: print("refused")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
 def test_memory_is_bounded(tmp_path):
     paths = [written(tmp_path / f"{i}.bin", content) for i, (content, _) in enumerate(PICKLES)]
     out = subprocess.run([sys.executable, "-c", ARCHIVE, *paths], capture_output=True, check=True).stdout
-    assert out == b"refused\n" * len(paths)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < ROOM
+    *lines, memory = out.split()
+    assert lines == [b"refused"] * len(paths) and int(memory) < ROOM
 
 
 def in_torch(write):
@@ -186,12 +185,10 @@ FOLDERS = [  # layout, change, and a part of the sentence
     ("qwen2", header(lambda h: h[:-1] + b"," + h[1:]), "a name twice"),
     ("qwen2", header(lambda h: h + b" " * 2**24), "bytes"),
     ("own", own(layers=HUGE), "asks for 1000000000 layers"),
-    ("own", own(layers=10**6), "asks for 1000000 layers"),
     ("own", own(width=2**31 - 2, head_channels=4), "but the config asks for"),
     ("own", own(rope_base=float("inf")), "Infinity is no finite number"),
     ("own", fields(special_tokens=[1]), TEXTS),
     ("own", fields(special_tokens={"messages": "x"}), TEXTS),
-    ("own", fields(special_tokens={"bos_token": 3}), TEXTS),
     *(("qwen2", in_torch(lambda path, it=it: written(path, it)), sentence) for it, sentence in PICKLES),
     (
         "qwen2",
