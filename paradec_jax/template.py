@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Names by which a block `generation` knows what to write before and after it, and what that is: no characters.
 MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
 Messages = Sequence[Mapping[str, Any]]
-SECONDS, MEMORY = 3.0, 10**9  # of processor time for one text, and bytes of the process that makes them
+SECONDS, MEMORY = 1.5, 10**9  # of processor time for one text, and bytes of the process that makes them
 LONGEST, MOST = 100_000, 10**7  # characters of a template, and of a text
 TOO_MUCH = "takes too much time or memory"
 
