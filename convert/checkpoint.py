@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
+from paradec_jax.io import regular
 from paradec_jax.model import Model, sampling_of
 from paradec_jax.template import check as check_template
 
@@ -49,7 +50,7 @@ def opened(
     Raises:
       ConvertError: when the checkpoint is not that of one complete, supported model.
     """
-    words = path / WORDS if tokenizer is None and (path / WORDS).is_file() else tokenizer
+    words = path / WORDS if tokenizer is None and (path / WORDS).exists() else tokenizer
     given = {name: value for name, value in (of_blocks or {}).items() if value is not None}
     with _reading(path, dtype, tokenizer, weights, given) as model:
         if path.is_dir():
@@ -59,7 +60,7 @@ def opened(
             known = read_tokenizer(words)
             check_words(path, words, known)
             model = dataclasses.replace(model, tokenizer=known)
-        yield model if allow_nonfinite else _finite(model)
+        yield model if allow_nonfinite else all_finite(model)
 
 
 @contextlib.contextmanager
@@ -106,8 +107,8 @@ def _read_chat(folder: Path) -> dict[str, Any]:
         sampling = sampling_of(drawn)
         path = folder / "tokenizer_config.json"
         given = json_if_there(path).get("chat_template")
-        if file.is_file():
-            path, given = file, file.read_bytes().decode()
+        if file.exists():
+            path, given = file, regular(file).read_bytes().decode()
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
             raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
@@ -119,10 +120,10 @@ def _read_chat(folder: Path) -> dict[str, Any]:
     return {"chat_template": template, "sampling": sampling}
 
 
-def _finite(source: Any) -> Any:
+def all_finite(source: Any) -> Any:
     """A model, or a head, whose parameters refuse to be NaN or infinite when they are read."""
     leaves = {path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()}
     changes: dict[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
     if getattr(source, "head", None) is not None:
-        changes["head"] = _finite(source.head)
+        changes["head"] = all_finite(source.head)
     return dataclasses.replace(source, **changes)

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from paradec_jax import store
 from paradec_jax.disk.folders import CHAT_TEMPLATE, locate, staged
+from paradec_jax.io import regular
 from paradec_jax.model import Model
 
 from . import check as checking
@@ -117,7 +118,7 @@ COMMANDS = {"import": import_model, "export": export_model, "check": check_model
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(regular(path), allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy raises whatever its readers do
         raise ConvertError(f"{path} is missing, or not an .npz file of plain arrays ({error})") from error

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, JSON and JSON lines of others, and errors as one sentence."""
 
 import json
+import math
 import os
 import stat
 import uuid
@@ -37,16 +38,22 @@ def regular(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, UTF-8 with or without a byte order mark.
+def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
+    """The object in a JSON file, UTF-8 with or without a byte order mark; `finite` refuses NaN and infinities in it.
 
     Raises:
       ValueError: a file that is no JSON, or holds anything else.
       OSError: a file that cannot be read.
     """
     regular(path)
+
+    def number(text: str) -> float:
+        if finite and not math.isfinite(float(text)):
+            raise ValueError(f"{text} is no finite number")
+        return float(text)
+
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

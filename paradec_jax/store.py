@@ -26,11 +26,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
 from paradec_jax.decode.machine.knobs import as_arrays
-from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
+from paradec_jax.disk.folders import ADAPTER_CONFIG, CHAT_TEMPLATE, IS_ADAPTER, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
-from paradec_jax.io import read_object
-from paradec_jax.lora import merge
+from paradec_jax.io import read_object, regular
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead, Sampling
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
@@ -39,6 +38,7 @@ FORMAT_VERSION = 2
 NETWORK, HEAD = "network", ResidualHeadConfig.family
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
+FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
 
@@ -132,10 +132,9 @@ def load(
 
     with _reading(source, dtype, allow_nonfinite, kind) as stored:
         if adapter is not None:
-            from paradec_jax.convert.peft import read
+            from paradec_jax.convert.peft import merged
 
-            changes = read(Path(adapter), stored.config, allow_nonfinite)
-            stored = dataclasses.replace(stored, params=merge(stored.params, changes, 1.0))
+            stored = merged(stored, locate(adapter), allow_nonfinite)
         model = placed(stored)
         head = None if stored.head is None else placed(stored.head)
     if head is not None and (adapter is not None or model.config != stored.config):
@@ -186,7 +185,7 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
     facts = {
         "token_spec": _built(TokenSpec, description["token_spec"]),
         "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
-        "chat_template": template.read_bytes().decode() if template.exists() else None,
+        "chat_template": regular(template).read_bytes().decode() if template.exists() else None,
         "special_tokens": description.get("special_tokens", {}),
         "sampling": description.get("sampling", {}),
         "decoder": description.get("decoder"),
@@ -196,6 +195,11 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
         if facts["decoder"] is not None:
             usual, network = choose(config.family, facts["decoder"]), network_of(config)
             usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
+    special = facts["special_tokens"]
+    if not isinstance(special, dict) or not all(
+        name.endswith("_token") and isinstance(text, str) for name, text in special.items()
+    ):
+        raise StoreError(f"special_tokens must be texts by names that end in _token, not {special!r:.99}")
     _check_ids(config, facts["token_spec"], facts["tokenizer"])
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:
@@ -223,7 +227,7 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
 def names_of(models: Sequence[str]) -> list[str]:
     """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
     paths = [Path(model).parts for model in models]
-    short = ["/".join(p[-3:-1]) if len(p) >= 3 and p[-1] == "model" else p[-1] for p in paths]
+    short = ["/".join(p[-3:-1] if len(p) >= 3 and p[-1] == "model" else p[-1:]) for p in paths]
     return short if len(set(short)) == len(short) else list(models)
 
 
@@ -241,8 +245,9 @@ def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
 def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
     """The object in config.json, and its parts by name."""
     if not (folder / CONFIG).is_file():
-        raise StoreError(f"not a model folder: it has no {CONFIG}")
-    description = read_object(folder / CONFIG)
+        adapter = (folder / ADAPTER_CONFIG).is_file()
+        raise StoreError(f"not a model folder: {IS_ADAPTER if adapter else f'it has no {CONFIG}'}")
+    description = read_object(folder / CONFIG, finite=True)
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -268,15 +273,17 @@ def _built(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
-    """Refuses special tokens, and ids of a tokenizer, beyond the vocabulary."""
+    """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use its last ids."""
     size = config.vocab_size
     optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
     for token in (*optional, *token_spec.stop, token_spec.pad):
         if not 0 <= token < size:
             raise StoreError(f"token_spec holds {token!r}, which is no id of a vocabulary of {size}")
-    last = -1 if tokenizer is None else tokenizer.vocab_size - 1
-    if last >= size:
-        raise StoreError(f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}")
+    if tokenizer is not None and tokenizer.vocab_size > size:
+        last = tokenizer.vocab_size - 1
+        if last >= size + FEW:  # of another model; a few are added without rows for them
+            raise StoreError(f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}")
+        tokenizer.rows = size
 
 
 def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
@@ -286,6 +293,10 @@ def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
             raise StoreError(
                 f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
             )
+    fields = vars(config).items()
+    layers = max(value for name, value in fields if name.endswith("layers") and isinstance(value, int))
+    if layers > len(leaves):  # before the shapes of so many are made
+        raise StoreError(f"the config asks for {layers} layers, but there are only {len(leaves)} parameters")
     expected = flatten_dict(parameter_shapes(config), sep="/")
     for path in sorted(expected.keys() | leaves.keys()):
         if path not in leaves:

@@ -260,3 +260,30 @@ class TestAnswers:
         model, decoder = speaker(TURNS)
         with pytest.raises(ValueError, match="message"):
             pd.generate(model, messages, decoder)
+
+
+BOMBS = [  # programs without end, or of more memory than there is
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{{ '%2000000000d' | format(1) }}",
+    "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "{{ messages | tojson(indent=10**9) }}",
+    "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", BOMBS)
+def test_programs_without_end_are_ended(template):
+    chat.check(template)  # which runs nothing
+    with pytest.raises(
+        ValueError, match=r"the chat template (takes too much time or mem|makes a text of more)"
+    ):
+        chat.render(template, [USER])
+    assert chat.render(TEMPLATE, [USER]).endswith("assistant\n")  # the next one is made
+
+
+def test_a_template_is_not_too_long():
+    with pytest.raises(ValueError, match="must have at most 100,000 characters, not 100,001"):
+        chat.check("a" * 100_001)

@@ -27,7 +27,7 @@ from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import staged
-from paradec_jax.io import json_line, read_object
+from paradec_jax.io import json_line, read_object, regular
 
 FORMAT = 2  # of the arrays in a folder
 CHUNK = 1000  # lines that are tokenised together
@@ -124,7 +124,7 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
     """The files of a source in order. Raises ValueError where there is none."""
     path = Path(source)
     pattern = Path(glob.escape(str(path))) / "*.jsonl" if path.is_dir() else path
-    files = [path] if path.is_file() else sorted(map(Path, glob.glob(str(pattern))))
+    files = [path] if path.is_file() else sorted(map(regular, glob.glob(str(pattern))))
     if not files:
         raise ValueError(f"data: there is no file {pattern}")
     return files

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.io import atomic_write_text, read_object, regular
 
 FORMAT_VERSION = 4
 INDEX = "index.json"
@@ -137,7 +137,7 @@ class Trajectories(Sequence[Generation]):
 
     def _rows_of(self, path: Path) -> list[Int[np.ndarray, " row"]]:
         try:
-            shard = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            shard = np.load(regular(path), mmap_mode="r", allow_pickle=False).view(np.ndarray)
         except (OSError, ValueError, EOFError) as error:
             raise TrajectoryError(f"{path} cannot be read: {error}") from None
         ends = shard[: 1 + shard[0]].tolist()

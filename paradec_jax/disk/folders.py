@@ -15,8 +15,9 @@ CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some w
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
 CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
+IS_ADAPTER = "the folder holds an adapter; name its base model, and give the folder with --adapter"
 TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
-WEIGHTS = ["model*.safetensors", "network*.safetensors", "residual_head*.safetensors"]
+WEIGHTS = [f"{part}*.safetensors" for part in ("model", "network", "residual_head", "adapter_model")]
 OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others
 
 
@@ -99,6 +100,8 @@ def locate(source: str | os.PathLike[str]) -> Path:
       StoreError: when there is none.
     """
     path, models = Path(source), bundled()
+    if not str(source):
+        raise StoreError("a model must have a name or a path, not ''")
     if path.exists():
         return path
     if str(source) in models:
@@ -132,7 +135,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise StoreError(
             f"there is no folder {name}, and the Hugging Face Hub does not give it: {one_sentence(error)}"
         ) from error
-    if not (folder / "config.json").is_file():
+    if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise StoreError(
             f"{name} on the Hugging Face Hub has no config.json; a .gguf file is named by its own path"
         )
