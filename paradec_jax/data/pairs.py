@@ -156,7 +156,7 @@ class PairBatchMaker:
         return sum(self.counts)
 
     def _rng(self, *numbers: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *numbers])))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed % 2**64, *numbers])))
 
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""

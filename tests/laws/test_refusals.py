@@ -101,7 +101,7 @@ REFUSED = {
         r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]"
     ),
     "Jacobi(block=1)": "block must be at least 2, not 1",
-    "Jacobi(pool=-1)": "candidates .* must be at least 1, 2 with a pool, not 0",
+    "Jacobi(pool=-1)": "pool must be at least 0, not -1",
     "Jacobi(pool=2, candidates=1)": "2 with a pool, not 1",
     "Jacobi(blocks=0)": "blocks must be at least 1, not 0",
     "Jacobi(running=True, blocks=2)": "a running window has no blocks",

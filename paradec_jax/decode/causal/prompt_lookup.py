@@ -64,7 +64,7 @@ class PromptLookup(DecoderBase):
     num_short: int = 1
 
     def __post_init__(self) -> None:
-        check_sizes(self, "max_ngram", "num_pred", "num_short")
+        super().__post_init__()
         check_sizes(self, "min_ngram", most=self.max_ngram)
 
     def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import MOST, check_numbers
 from paradec_jax.decode.machine import rows as row_state
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
@@ -65,7 +66,7 @@ class DecoderBase(abc.ABC):
     """
 
     network: Any = None
-    size: Any = None
+    size: int | None = None
     spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
     log_probs: bool = False
@@ -79,6 +80,11 @@ class DecoderBase(abc.ABC):
     needs_cache: ClassVar[bool] = True
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
+    BOUNDS = dict.fromkeys(("size", "chunk"), (1, MOST))
+
+    def __post_init__(self) -> None:
+        longest = getattr(self.network, "max_length", MOST)
+        check_numbers(type(self), vars(self), self.BOUNDS, longest)
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
@@ -141,8 +147,8 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends, a canvas without a mask token that is its own, or one whose first token
-            nothing predicts.
+            where the decoder appends, a token or stop token beyond the vocabulary, a canvas without a mask token
+            that is its own, or one whose first token nothing predicts.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
@@ -153,8 +159,10 @@ class DecoderBase(abc.ABC):
             check_mask(self.spec.mask, self.network.vocab_size)
         if isinstance(request.lengths, jax.core.Tracer):
             return
-        if self.any_order:
-            check_canvas(request, self.mask, self.spec.alignment)
+        if not isinstance(request.tokens, jax.core.Tracer):
+            given = check_tokens(request, self.network.vocab_size)
+            if self.any_order:
+                check_canvas(request, given, self.mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -318,15 +326,24 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
     return mask
 
 
-def check_canvas(request: Request, mask: int, alignment: str) -> None:
+def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
+    """Which tokens are given, [B, P]. Raises ValueError where a vocabulary lacks one, or a stop token."""
+    here = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
+    if request.given is not None:
+        here &= np.asarray(request.given)
+    for name, ids, given in ("token", request.tokens, here), ("stop token", request.stop, True):
+        for row, place in np.argwhere(given & (np.asarray(ids, np.uint32) >= vocab_size))[:1]:
+            wanted = f"must be an id below the {vocab_size} of the vocabulary"
+            raise ValueError(f"{name} {place} of row {row} {wanted}, not {ids[row, place]}")
+    return here
+
+
+def check_canvas(request: Request, given: np.ndarray, mask: int, alignment: str) -> None:
     """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
 
     Raises:
       ValueError: either, with the row.
     """
-    given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
-    if request.given is not None:
-        given &= np.asarray(request.given)
     rows, places = np.nonzero((np.asarray(request.tokens) == mask) & given)
     if len(rows):
         raise ValueError(

@@ -119,6 +119,7 @@ class SoftWavefront(DecoderBase):
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         waves.check_wave(self)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_sizes, check_words
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.candidates import on_smallest
 from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
@@ -260,6 +260,5 @@ def move(
 
 
 def check_wave(decoder: Any) -> None:
-    """Refuses numbers below 1 and unknown kinds of noise. Raises ValueError."""
-    check_sizes(decoder, "inner_recurrence", "window", "headway")
+    """Refuses unknown kinds of noise. Raises ValueError."""
     check_words(decoder, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)

@@ -69,6 +69,7 @@ class Wavefront(DecoderBase):
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         waves.check_wave(self)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
