@@ -205,7 +205,7 @@ def continuation_task(
 ) -> Task:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
     tokenizer, spec = tokenizer_of(model), model.token_spec
-    if not isinstance(prompts, Sequence) or isinstance(prompts, str):
+    if isinstance(prompts, str):
         raise ValueError(f"prompts must be a list of texts, not {prompts!r:.60}")
     if not prompts:
         raise ValueError("prompts must hold at least one text")
@@ -229,9 +229,9 @@ def continuation_task(
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
-    # The room for new tokens is rounded up, by at most a quarter beyond the first buckets.
+    # Its room for new tokens is rounded up, by a quarter at most beyond the first buckets: budgets share programs.
     unit = bucket * 2 ** max((max_new_tokens // bucket).bit_length() - 3, 0)
-    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] - -max_new_tokens // unit * -unit
+    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + -(-max_new_tokens // unit) * unit
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
     decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
     ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]

@@ -1,20 +1,17 @@
 """What the numbers of a config may be, whoever wrote it."""
 
-import functools
 import numbers
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 MOST = 2**31 - 1  # sizes and positions are int32 on devices
 MOST_RECURRENCES = 4096  # a call runs them one after the other
 ATTENTIONS = ("dense", "blocked", "cudnn", "splash")  # backends of nn.attention
 REMATS = ("none", "layer", "dots", "offload")  # of nn.remat
 SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
-hints_of = functools.cache(typing.get_type_hints)
 SEED = (-(2**63), 2**63 - 1)
-Bounds = Mapping[str, tuple[float, float]]  # the least and the most of numbers, by name
 
 
 def check_heads(config: Any) -> None:
@@ -25,12 +22,6 @@ def check_heads(config: Any) -> None:
         raise ValueError(f"width {config.width} does not split into {config.heads} heads")
     if config.head_dim % 2:
         raise ValueError(f"a head must have an even number of channels, not {config.head_dim}")
-
-
-def check_sizes(config: Any, *names: str, most: int = MOST) -> None:
-    """Refuses fields that are no whole numbers from 1 to `most`. Raises ValueError."""
-    for name in names:
-        check_number(name, getattr(config, name), most=most)
 
 
 def check_positive(config: Any, *names: str) -> None:
@@ -51,13 +42,13 @@ def check_words(owner: Any, **allowed: Iterable[str]) -> None:
 class Ranged:
     """Options whose numbers are refused where the object is made (`check_numbers`)."""
 
-    BOUNDS: ClassVar[Bounds] = {}
+    BOUNDS: Any = {}  # noqa: RUF012  least and most by name
 
     def __post_init__(self) -> None:
         check_numbers(type(self), vars(self), self.BOUNDS)
 
 
-def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Bounds, positions: int = MOST) -> None:
+def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions: int = MOST) -> None:
     """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity always.
 
     Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and at most
@@ -73,14 +64,15 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Bounds, positio
     Raises:
       ValueError: the name, what is allowed and the value.
     """
+    hints = typing.get_type_hints(owner)
     for name, given in values.items():
-        kinds = re.findall(r"\w+", f"{hints_of(owner).get(name)}")
+        kinds = re.findall(r"\w+", f"{hints.get(name)}")
         whole = "int" in kinds
         if not (whole or "float" in kinds) or (given is None and "None" in kinds):
             continue
         most = MOST_RECURRENCES if name.endswith("recurrence") else positions
         usual = (int(getattr(owner, name, 1) != 0), most) if whole else (0, LARGEST)
-        for value in (given or (None,)) if isinstance(given, tuple | list) else (given,):
+        for value in given if given and isinstance(given, tuple | list) else (given,):
             check_number(name, value, *bounds.get(name, usual), whole)
 
 

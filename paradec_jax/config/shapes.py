@@ -135,7 +135,7 @@ class RecurrentDepthConfig(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds.check_sizes(self, "mean_backprop_depth", most=bounds.MOST_RECURRENCES)
+        bounds.check_number("mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES)
 
     @property
     def kv_heads(self) -> int:
@@ -289,7 +289,7 @@ class BlockDiffusionConfig(TransformerConfig):
             raise ValueError(
                 f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}"
             )
-        if self.blocks[0] < 1 or self.blocks[-1] > self.max_length:
+        if self.blocks[-1] > self.max_length:
             raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
 
 

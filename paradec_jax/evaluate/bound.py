@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
@@ -125,8 +126,8 @@ def bounds(
     Raises:
       ValueError: a row that is too long or scores nothing, or a number out of range.
     """
-    if draws < 2 or batch < 1:
-        raise ValueError(f"draws must be at least 2 and batch at least 1, not {draws} and {batch}")
+    check_number("draws", draws, 2)
+    check_number("batch", batch)
     numbers = list(range(len(spans))) if streams is None else list(streams)
     if len(numbers) != len(spans):
         raise ValueError(f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows")

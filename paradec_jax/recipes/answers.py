@@ -47,10 +47,7 @@ def asked(
     lengths = np.asarray([len(row) for row in rows], np.int32)
     width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
     tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
-    keys = keys_of(
-        seed_words((seed + 2**63) % 2**64 - 2**63), ids
-    )  # a later round's seed may leave the 64 bits
-    return ids, Prompts(tokens, lengths, keys, new_tokens, spec.stop)
+    return ids, Prompts(tokens, lengths, keys_of(seed_words(seed), ids), new_tokens, spec.stop)
 
 
 def ending(model: Model) -> TokenSpec:

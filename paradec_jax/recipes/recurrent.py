@@ -51,8 +51,7 @@ class Recurrent(Ranged):
     def __post_init__(self) -> None:
         super().__post_init__()
         begin, end = self.growth
-        means = [mean for mean in (self.mean, self.first_mean) if mean is not None]
-        if not 0 <= begin < end <= 1 or min(means, default=1) <= 0:
+        if not begin < end <= 1 or 0 in (self.mean, self.first_mean):
             raise ValueError("growth must be two shares, the first one below the second, and means above 0")
 
     def train(self, job: Job) -> Model:

@@ -54,6 +54,7 @@ class Sdtt(Ranged):
     chunk: int | None = 32
     rules: tyro.conf.OmitArgPrefixes[DistillationRules] = SDTT
 
+    BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
     without: ClassVar[tuple[str, ...]] = ("packed", "layers", "lora")
     windows: ClassVar[bool] = True

@@ -21,10 +21,10 @@ def test_holes_are_kept_and_their_absence_is_none():
     holes = make_request([[3, 0, 4], [1, 5]], given=[[True, False, True], [True, True]], max_new_tokens=1)
     assert holes.given.tolist() == [[True, False, True], [True, True, False]]
     whole = np.ones((2, 3), bool)
-    assert make_request(np.ones((2, 3)), given=whole, max_new_tokens=1).given is None
+    assert make_request(np.ones((2, 3), int), given=whole, max_new_tokens=1).given is None
     # What is not given after a row's length is no hole: nothing is prescribed there.
     whole[0, 2] = False
-    assert make_request(np.ones((2, 3)), [2, 3], given=whole, max_new_tokens=1).given is None
+    assert make_request(np.ones((2, 3), int), [2, 3], given=whole, max_new_tokens=1).given is None
 
 
 def test_a_budget_of_nothing_needs_a_hole():
@@ -40,8 +40,8 @@ def test_a_budget_of_nothing_needs_a_hole():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": np.zeros((0, 3))}, "tokens must be .* with at least one row"),
-        ({"tokens": np.zeros(3)}, "tokens must be .* not of shape"),
+        ({"tokens": np.zeros((0, 3), int)}, "tokens must be .* with at least one row"),
+        ({"tokens": np.zeros(3, int)}, "tokens must be .* not of shape"),
         ({"lengths": [4, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
         ({"lengths": [-1, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
         ({"lengths": [1]}, "lengths must be 2 numbers from 0 to 3, not"),
@@ -50,7 +50,7 @@ def test_a_budget_of_nothing_needs_a_hole():
 )
 def test_what_fits_nothing_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        make_request(**{"tokens": np.zeros((2, 3)), "max_new_tokens": 1} | arguments)
+        make_request(**{"tokens": np.zeros((2, 3), int), "max_new_tokens": 1} | arguments)
 
 
 @pytest.mark.parametrize("value", [2.0, "8", True, 2**40, 2**70, None, [1, [2]], [1.5]])

@@ -69,8 +69,8 @@ REFUSED = {
     ),
     "rollout(ROWS['wavefront'].decoder(), None, tiny_request(2), n=4, segment=3)": "segment",
     "serve(AutoRegressive(), None, tiny_request(2))": "call bind",
-    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), rows=0)": "rows and every must be at least 1",
-    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), every=0)": "rows and every must be at least 1",
+    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), rows=0)": "rows must be at least 1, not 0",
+    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), every=0)": "every must be at least 1, not 0",
     # Recurrent decoders
     "Adaptive(criterion='mood')": "criterion must be one of",
     "SelfSpeculative(lookahead=0)": "lookahead",
@@ -130,7 +130,7 @@ REFUSED = {
     "Masked().bind(tiny_blocks(), 16, OWN)": "networks of visibility 'full', but this one's is 'block'",
     "SoftMasked(relaxation='mood')": "relaxation must be one of straight_through, soft",
     "Strided(width=0)": "width must be at least 1, not 0",
-    "Strided(CANVAS, 80, width=65)": "width must be .* the 64 positions .*, not 65",
+    "Strided(CANVAS, 80, width=65)": "width must be at most 64, not 65",
     "Strided(width=8, stride=9)": "stride must be from 1 to the width 8, not 9",
     "run(Masked(CANVAS, SIZE, OWN), steps=0)": "steps must be at least 1, not 0",
     "run(Masked(CANVAS, SIZE, OWN), grid=np.array([1.0, 0.5, 0.5]))": (

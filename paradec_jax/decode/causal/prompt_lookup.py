@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -65,7 +65,7 @@ class PromptLookup(DecoderBase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "min_ngram", most=self.max_ngram)
+        check_number("min_ngram", self.min_ngram, most=self.max_ngram)
 
     def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:
         """K tokens a row that may come next, and how many of them count."""

@@ -83,8 +83,7 @@ class DecoderBase(abc.ABC):
     BOUNDS = dict.fromkeys(("size", "chunk"), (1, MOST))
 
     def __post_init__(self) -> None:
-        longest = getattr(self.network, "max_length", MOST)
-        check_numbers(type(self), vars(self), self.BOUNDS, longest)
+        check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
@@ -331,10 +330,12 @@ def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
     here = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
     if request.given is not None:
         here &= np.asarray(request.given)
-    for name, ids, given in ("token", request.tokens, here), ("stop token", request.stop, True):
+    some = np.asarray(request.stop) != -1  # which stands for none
+    for name, ids, given in ("token", request.tokens, here), ("stop token", request.stop, some):
         for row, place in np.argwhere(given & (np.asarray(ids, np.uint32) >= vocab_size))[:1]:
-            wanted = f"must be an id below the {vocab_size} of the vocabulary"
-            raise ValueError(f"{name} {place} of row {row} {wanted}, not {ids[row, place]}")
+            raise ValueError(
+                f"{name} {place} of row {row} must be an id below {vocab_size}, not {ids[row, place]}"
+            )
     return here
 
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
+from paradec_jax.config.bounds import check_number
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Request:
       lengths: prescribed positions of each row, [B]; 0 where the decoder can start from nothing.
       budgets: new tokens each row may have after them, [B]; 0 only where there is a hole.
       keys: one typed PRNG key a row, [B].
-      stop: token ids that end a row (and stay in its output), [B, K].
+      stop: token ids that end a row (and stay in its output), [B, K]; -1 stands for none.
       given: False marks a hole to fill, [B, P]; None where there is none.
       recorded: recorded draws that take the place of the keys, of the decoder's own type.
     """
@@ -107,14 +109,13 @@ def make_request(
             given = _padded(given, bool)
         tokens = [whole_numbers(f"tokens of row {i}", row) for i, row in enumerate(tokens)]
         if {row.ndim for row in tokens} != {1}:
-            raise ValueError("tokens must be [B, P] with at least one row, or a list of a list of ids a row")
+            raise ValueError("tokens must be [B, P] with at least one row, or a list of lists of ids")
         lengths = [len(row) for row in tokens] if lengths is None else lengths
         tokens = _padded(tokens, np.int32)
     tokens = whole_numbers("tokens", tokens)  # a copy: a device may read the host's buffer later, or in place
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
-    if tokens.min(initial=0) < 0:
-        raise ValueError(f"tokens must be ids of at least 0, not {tokens.min()}")
+    check_number("tokens", tokens.min(initial=0), 0)
     batch, width = tokens.shape
     lengths = np.full(batch, width) if lengths is None else whole_numbers("lengths", lengths)
     budgets = np.broadcast_to(whole_numbers("max_new_tokens", max_new_tokens), (batch,))
@@ -178,7 +179,7 @@ def seed_words(seed: Any) -> UInt32[np.ndarray, "2"]:
     Raises:
       ValueError: a seed that is no whole number of 64 bits.
     """
-    number = int(whole_numbers("seed", seed, 64)[()])
+    number = whole_numbers("seed", seed, 64).item()
     upper = 0 if -(2**31) <= number < 2**32 else number >> 32
     return np.asarray([number, upper]).astype(np.uint32)
 

@@ -41,7 +41,7 @@ class Strided(MaskedDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stride is not None and self.width is not None and self.stride > self.width:
+        if self.stride and self.width and self.stride > self.width:
             raise ValueError(f"stride must be from 1 to the width {self.width}, not {self.stride}")
 
     @property

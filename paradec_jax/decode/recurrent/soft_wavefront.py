@@ -120,7 +120,7 @@ class SoftWavefront(DecoderBase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        waves.check_wave(self)
+        check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
