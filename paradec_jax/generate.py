@@ -283,8 +283,8 @@ def bind(
         raise ValueError(
             f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
         )
-    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:
-        decoder = dataclasses.replace(decoder, head=model.head.network)
+    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:  # type: ignore
+        decoder = dataclasses.replace(decoder, head=model.head.network)  # type: ignore
     network = model.network if decoder.network is None else decoder.network
     if not decoder.windowed:
         needed = size if needed is None else needed

@@ -11,7 +11,6 @@ MOST_RECURRENCES = 4096  # a call runs them one after the other
 ATTENTIONS = ("dense", "blocked", "cudnn", "splash")  # backends of nn.attention
 REMATS = ("none", "layer", "dots", "offload")  # of nn.remat
 SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
-SEED = (-(2**63), 2**63 - 1)
 
 
 def check_heads(config: Any) -> None:
@@ -52,8 +51,8 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions:
     """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity always.
 
     Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and at most
-    `positions`, or `MOST_RECURRENCES` by its name. Another is from 0 to the largest number of float32. A tuple holds
-    one number at least.
+    `positions`, or `MOST_RECURRENCES` by its name; a seed has 64 bits. Another is from 0 to the largest number of
+    float32. A tuple holds one number at least.
 
     Args:
       owner: class or function, whose annotations say which values are numbers, and of what kind.
@@ -64,7 +63,7 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions:
     Raises:
       ValueError: the name, what is allowed and the value.
     """
-    hints = typing.get_type_hints(owner)
+    hints, bounds = typing.get_type_hints(owner), {"seed": (-(2**63), 2**63 - 1), **bounds}
     for name, given in values.items():
         kinds = re.findall(r"\w+", f"{hints.get(name)}")
         whole = "int" in kinds
@@ -73,13 +72,13 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions:
         most = MOST_RECURRENCES if name.endswith("recurrence") else positions
         usual = (int(getattr(owner, name, 1) != 0), most) if whole else (0, LARGEST)
         for value in given if given and isinstance(given, tuple | list) else (given,):
-            check_number(name, value, *bounds.get(name, usual), whole)
+            check_number(name, value, *bounds.get(name, usual), whole)  # type: ignore[call-arg]
 
 
 def check_number(name: str, value: Any, least: float = 1, most: float = MOST, whole: bool = True) -> None:
     """Refuses what is no number, or out of range. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
         raise ValueError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
-    if not least <= value <= most:  # NaN too
+    if not least <= value <= most:  # type: ignore[operator]  # NaN too
         wanted = f"at least {least}" if value < least else f"at most {most}"
         raise ValueError(f"{name} must be {wanted}, not {value}")

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from paradec_jax.config.bounds import MOST, Ranged
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.train import initialize
 
@@ -32,7 +32,7 @@ class Cluster(Ranged):
     fsdp: int | None = None
     tensor: int = 1
 
-    BOUNDS = {"process": (0, MOST)}  # noqa: RUF012
+    BOUNDS = {"process": (0, 65535)}  # noqa: RUF012
 
     def join(self) -> jax.sharding.Mesh | None:
         """Finds the other processes, before anything asks for a device, and makes the mesh; None for one device."""

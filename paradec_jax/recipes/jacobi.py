@@ -21,7 +21,7 @@ import tyro
 from rich.progress import track
 
 from paradec_jax import decode
-from paradec_jax.config.bounds import MOST, Ranged
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, kept, pair_batches
@@ -74,7 +74,7 @@ class Jacobi(Ranged):
     chunk: int | None = 256
     rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
 
-    BOUNDS = {"block": (2, MOST), "rehearse": (0, 0.99)}  # noqa: RUF012
+    BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
     families: ClassVar[tuple[str, ...]] = ("causal",)
     without: ClassVar[tuple[str, ...]] = ("packed",)  # examples that are rehearsed always are, answers never
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from paradec_jax import store
-from paradec_jax.config.bounds import SEED, Ranged, check_number
+from paradec_jax.config.bounds import Ranged, check_number
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
 from paradec_jax.decode.machine.request import key_of, seed_words
@@ -130,7 +130,6 @@ class Run(Ranged):
         **dict.fromkeys(("warmup", "cooldown", "layers", "blend", "ema"), (0, 1)),
         **dict.fromkeys(("learning_rate", "adam_learning_rate", "weight_decay"), (0, 10)),
         "batch_tokens": (1, 2**26),
-        "seed": SEED,
     }
 
     @property

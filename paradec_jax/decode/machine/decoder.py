@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import MOST, check_numbers
+from paradec_jax.config.bounds import MOST, check_number, check_numbers
 from paradec_jax.decode.machine import rows as row_state
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
@@ -66,7 +66,7 @@ class DecoderBase(abc.ABC):
     """
 
     network: Any = None
-    size: int | None = None
+    size: Any = None
     spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
     log_probs: bool = False
@@ -80,7 +80,7 @@ class DecoderBase(abc.ABC):
     needs_cache: ClassVar[bool] = True
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
-    BOUNDS = dict.fromkeys(("size", "chunk"), (1, MOST))
+    BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
@@ -138,6 +138,7 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{type(self).__name__} has no network or no size: call bind(network, size) first"
             )
+        check_number("size", self.size)
         longest = min(network.max_length for network in self.networks.values())
         return self.size, UNLIMITED if self.windowed else longest
 
