@@ -115,6 +115,13 @@ def test_equal_buckets_share_one_program(model, tokenizer):
     assert drive.compiled_run._cache_size() == before + 1
 
 
+def test_budgets_share_programs_and_change_no_token(model, tokenizer):
+    network, before = recite(tokenizer, STORY), drive.compiled_run._cache_size()
+    texts = [generated(model, ["Ana"], budget, network).tokens[0] for budget in range(4, 40, 4)]
+    assert drive.compiled_run._cache_size() <= before + 2
+    assert all(text == texts[-1][: 4 * i] for i, text in enumerate(texts[:4], 1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -129,13 +136,18 @@ def test_equal_buckets_share_one_program(model, tokenizer):
         ({"samples": 0}, "samples must be at least 1"),
         ({"every": 0}, "every must be at least 1"),
         ({"stop_strings": ["x", ""]}, "stop_strings must be a list"),
+        ({"stop_strings": [5]}, "stop_strings must be a list"),
+        ({"prompts": [5]}, "prompts must hold texts"),
+        ({"prompts": ["a", None]}, "prompts must hold texts"),
+        ({"bucket": 10**9}, "bucket must be at most 256, not 1000000000"),
+        ({"decoder": "jacobi"}, "decoder must be a decoder, such as .*, not 'jacobi'"),
+        ({"decoder": pd.Jacobi}, "decoder must be a decoder, such as .*, not <class"),
     ],
 )
 def test_errors_come_before_compilation(model, arguments, message):
+    usual = {"prompts": ["Ana"], "max_new_tokens": 4, "decoder": pd.AutoRegressive()}
     with pytest.raises(ValueError, match=message):
-        pd.generate(
-            model, decoder=pd.AutoRegressive(), **{"prompts": ["Ana"], "max_new_tokens": 4, **arguments}
-        )
+        pd.generate(model, **usual | arguments)
 
 
 def test_a_model_is_laid_out_once_for_all_its_depths(tokenizer):

@@ -101,6 +101,10 @@ REFUSED = {
         r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]"
     ),
     "Jacobi(block=1)": "block must be at least 2, not 1",
+    "Jacobi(block=8.5)": "block must be a whole number, not 8.5",
+    "Lookahead(guesses='x')": "guesses must be a whole number, not 'x'",
+    "Jacobi(CAUSAL, 65, block=65)": "block must be at most 64, not 65",
+    "run(AutoRegressive(CAUSAL, 64.5))": "size must be a whole number, not 64.5",
     "Jacobi(pool=-1)": "pool must be at least 0, not -1",
     "Jacobi(pool=2, candidates=1)": "2 with a pool, not 1",
     "Jacobi(blocks=0)": "blocks must be at least 1, not 0",

@@ -59,6 +59,7 @@ def test_upper_layers_packed_rows_and_an_average(source, whole, tmp_path):
 
 REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
+    (("--accumulate", 1000000), "--accumulate must be at most "),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
     (("--layers", 1.5), "--layers must be at most 1, not 1.5"),
     (("--epochs", -1), "--epochs must be at least 0, not -1.0"),
