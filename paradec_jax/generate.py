@@ -84,7 +84,7 @@ def generate(
 
     A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
     the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
-    prompts fall in the same bucket share one compiled program.
+    prompts and whose budgets fall in the same bucket share one compiled program.
 
     Args:
       model: a model with a tokenizer.

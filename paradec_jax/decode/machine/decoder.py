@@ -52,7 +52,8 @@ class DecoderBase(abc.ABC):
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
     `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
     past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,
-    the names of fields that hold networks beside `network`.
+    the names of fields that hold networks beside `network`. `BOUNDS` has ranges of numbers that count no positions,
+    see `config.bounds.check_numbers`.
 
     Attributes:
       network: the network; may be bound later.
