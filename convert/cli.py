@@ -9,6 +9,7 @@ from flax.traverse_util import flatten_dict
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.disk.folders import CHAT_TEMPLATE, locate, staged
 from paradec_jax.io import regular
 from paradec_jax.model import Model
@@ -98,6 +99,7 @@ def check_model(
       tolerance: largest absolute difference allowed.
       allow_nonfinite: take weights that are NaN or infinite.
     """
+    check_numbers(check_model, locals(), {})
     if logits is not None and torch is None:
         recorded = _read_arrays(logits)
     elif torch is not None and logits is None:

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.decode import Decoded, DecoderBase, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of, whole_numbers
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import choose
@@ -86,7 +87,7 @@ def generate(
 
     A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
     the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
-    prompts fall in the same bucket share one compiled program.
+    prompts and whose budgets fall in the same bucket share one compiled program.
 
     Args:
       model: a model with a tokenizer.
@@ -113,7 +114,7 @@ def generate(
       ValueError: no prompt, a prompt too long for the model, no tokenizer, messages that the model's template
         refuses, or a number below 1.
     """
-    check_positive(every=every)
+    check_number("every", every)
     setting = choose(model.family, model.decoder) if decoder is None else Setting("", decoder)
     if knobs is None and prompts and conversations(prompts) and not getattr(decoder, "greedy", False):
         setting = answering(model, setting)
@@ -213,13 +214,15 @@ def continuation_task(
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
     tokenizer, spec = tokenizer_of(model), model.token_spec
     if isinstance(prompts, str):
-        raise ValueError("prompts must be a list of texts, not one text")
+        raise ValueError(f"prompts must be a list of texts, not {prompts!r:.60}")
     if not prompts:
         raise ValueError("prompts must hold at least one text")
-    check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
-    if isinstance(stop_strings, str) or not all(stop_strings):
+    check_number("max_new_tokens", max_new_tokens)
+    check_number("samples", samples)
+    if isinstance(stop_strings, str) or not all(isinstance(text, str) and text for text in stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
-    canvas = decoder.any_order
+    check_number("bucket", bucket, 1, max(BUCKET, model.network.max_length))
+    canvas = getattr(decoder, "any_order", False)
     texts: Any = prompts
     if chats := conversations(prompts):
         from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
@@ -227,6 +230,8 @@ def continuation_task(
         texts, spec = as_prompts(model, chats, continue_last)
     elif continue_last:
         raise ValueError("continue_last is for conversations, and the prompts are texts")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompts must hold texts, not {list(texts)!r:.60}")
     tokens, lengths = encode_prompts(tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas)
     if chats:
         extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
@@ -241,7 +246,9 @@ def continuation_task(
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
-    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + max_new_tokens
+    # Its room for new tokens is rounded up, by a quarter at most beyond the first buckets: budgets share programs.
+    unit = bucket * 2 ** max((max_new_tokens // bucket).bit_length() - 3, 0)
+    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + -(-max_new_tokens // unit) * unit
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
     decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
     request = make_request(
@@ -296,12 +303,14 @@ def bind(
       ValueError: a request that is too long for the model, a decoder that needs a head where the model has none, or
         a decoder that does not suit the network.
     """
+    if not isinstance(decoder, DecoderBase):
+        raise ValueError(f"decoder must be a decoder, such as Jacobi(), not {decoder!r}")
     if lacks_head(model, decoder):
         raise ValueError(
             f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
         )
-    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:
-        decoder = dataclasses.replace(decoder, head=model.head.network)
+    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:  # type: ignore
+        decoder = dataclasses.replace(decoder, head=model.head.network)  # type: ignore
     network = model.network if decoder.network is None else decoder.network
     if not decoder.windowed:
         needed = size if needed is None else needed
@@ -351,30 +360,21 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def check_positive(**values: Any) -> None:
-    """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
-    for name, value in values.items():
-        if whole_numbers(name, value).ndim:
-            raise ValueError(f"{name} must be one number, not {value}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-
-
 def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
 
     Raises:
       ValueError: a seed that is no whole number of 64 bits.
     """
-    number = whole_numbers("seed", seed, 64)[()]
+    words = seed_words(seed)
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    return _keys_of_samples(number, marks, np.arange(samples, dtype=np.uint32))
+    return _keys_of_samples(words, marks, np.arange(samples, dtype=np.uint32))
 
 
 @jax.jit
-def _keys_of_samples(seed: Any, marks: Any, samples: Any) -> Array:
+def _keys_of_samples(words: Any, marks: Any, samples: Any) -> Array:
     """Keys [N * K] of N prompts' marks and K numbers of samples, in one program."""
-    folded = keys_of(seed, marks)
+    folded = keys_of(words, marks)
     per_sample = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(per_sample, in_axes=(0, None))(folded, samples).reshape(-1)

@@ -16,7 +16,7 @@ from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import Family, choose
-from paradec_jax.generate import NEW_TOKENS, check_positive, lacks_head
+from paradec_jax.generate import NEW_TOKENS, lacks_head
 
 GROUP = 3  # settings that are decoded and timed, next to the baseline, before their rows are written
 
@@ -47,7 +47,6 @@ def answers(
     items, settings = read_problems(data), _settings(family, decoder)
     rule = None if items[0].solution is None else rule_of(items)
     budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
-    check_positive(problems=problems, timed=timed, batch=batch, new_tokens=1 if budget is None else budget)
     items = items[:problems]
     file = None if path == "-" else path
     made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}

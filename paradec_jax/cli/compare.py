@@ -11,6 +11,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from paradec_jax import store
 from paradec_jax.cli.answers import answers
 from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.folders import bundled
 from paradec_jax.evaluate.cases import Source
@@ -140,6 +141,7 @@ def compare_command(
         there as well as printing the table. Rows of answers are written as soon as they are known, and the same
         command goes on with those that are missing.
     """
+    check_numbers(compare_command, locals(), {})
     check_place("json", json)
     check_place("texts", texts)
     sources = list(dict.fromkeys(name for word in model for name in _models(word)))

@@ -15,6 +15,7 @@ from paradec_jax.cli.options import NAMES, options_of, summary
 from paradec_jax.cli.output import check_place
 from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES, choose
@@ -75,7 +76,8 @@ class Text:
     beside: Annotated[str | None, arg(metavar="DECODER")] = None
 
     def check(self) -> None:
-        """Refuses options that do not go together. Raises ValueError."""
+        """Refuses numbers out of range, and options that do not go together. Raises ValueError."""
+        check_numbers(Text, vars(self), {"samples": (1, 2**16)})
         for option in ("stream", "html"):
             if getattr(self, option) and self.samples != 1:
                 raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")

@@ -269,7 +269,7 @@ class BatchMaker:
     @functools.lru_cache(maxsize=2)  # noqa: B019
     def plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Bucket and rows of each batch of an epoch."""
-        rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, epoch]))
         plan = []
         for bucket in self.buckets:
             rows = rng.permutation(len(bucket.bounds) - 1)

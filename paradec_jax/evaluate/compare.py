@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from paradec_jax import facts
+from paradec_jax.config.bounds import check_number
 from paradec_jax.data.problems import Problem, exact_answers
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
@@ -168,9 +169,8 @@ def compare_texts(
       ValueError: sources of several tokenizers, a number below its least, texts shorter than one piece or
         with characters that the models do not know, or what decoder, model or judge refuse.
     """
-    for name, value, least in (("length", length, 4), ("samples", samples, 1)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+    check_number("length", length, 4)
+    check_number("samples", samples)
     tokenizer = tokenizer_of(sources[0].model)
     for source in sources:
         if not tokenizer_of(source.model).same_as(tokenizer):

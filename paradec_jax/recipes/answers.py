@@ -13,7 +13,7 @@ from paradec_jax import decode
 from paradec_jax.chat import as_prompts
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import BUCKET
@@ -46,12 +46,12 @@ def asked(
         raise ValueError(
             f"no line of the data, or of the held-out one, has a prompt of 2 to {most_ids} tokens"
         )
-    ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
+    ids = np.random.default_rng(seed % 2**64).permutation(fit)[:most].astype(np.int32)
     rows = [examples.prompt(i) for i in ids]
     lengths = np.asarray([len(row) for row in rows], np.int32)
     width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
     tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
-    return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), new_tokens, spec.stop)
+    return ids, Prompts(tokens, lengths, keys_of(seed_words(seed), ids), new_tokens, spec.stop)
 
 
 def ending(model: Model) -> TokenSpec:

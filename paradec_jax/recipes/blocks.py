@@ -17,6 +17,7 @@ import numpy as np
 
 from paradec_jax.chat import conversation
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import AutoRegressive, BlockDenoising
 from paradec_jax.families import init_params
 from paradec_jax.losses import BlockRules, block_diffusion_loss, next_token_loss
@@ -31,7 +32,7 @@ BLOCK = 8  # tokens of a block where a causal model begins to write them
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class Blocks(Ranged):
     """Trains a model to write blocks by denoising them; what the loss does not count, such as a prompt, stays clean.
 
     Attributes:
@@ -54,9 +55,6 @@ class Blocks:
     chunk: int | None = 256
 
     families: ClassVar[tuple[str, ...]] = ("causal", "block_diffusion")
-
-    def __post_init__(self) -> None:
-        BlockRules(blocks=self.blocks)
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
@@ -94,7 +92,7 @@ class Blocks:
         )
         params = dict(model.params)
         if self.look_back:
-            key = jax.random.fold_in(jax.random.key(job.run.seed), 0)
+            key = jax.random.fold_in(job.run.key, 0)
             params = above(params, jax.jit(lambda key: init_params(config, key)["layer_0"])(key))
         mask = self.unused(job) if causal else model.token_spec.mask
         alignment = self.alignment or model.token_spec.alignment

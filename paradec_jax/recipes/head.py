@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import jax
 import tyro
 
 from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import BlockDenoising
 from paradec_jax.families import choose
 from paradec_jax.losses import ResidualRules, residual_loss
@@ -26,7 +26,7 @@ from paradec_jax.recipes.run import Job
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class Head(Ranged):
     """Trains a residual head beside a model of block diffusion, which stays as it is.
 
     Attributes:
@@ -47,7 +47,7 @@ class Head:
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
-        model, key = job.model, jax.random.key(job.run.seed)
+        model, key = job.model, job.run.key
         config = ResidualHeadConfig.of(model.config, self.depth)
         if self.init == "inherited":
             params = inherited(config, key, here(model).params)

@@ -20,6 +20,7 @@ import numpy as np
 import tyro
 
 from paradec_jax import decode
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, kept, pair_batches
@@ -43,7 +44,7 @@ RULES = ConsistencyRules(
 
 
 @dataclasses.dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Ranged):
     """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to the prompts.
 
     Attributes:
@@ -72,16 +73,9 @@ class Jacobi:
     chunk: int | None = 256
     rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
 
+    BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
     families: ClassVar[tuple[str, ...]] = ("causal",)
     without: ClassVar[tuple[str, ...]] = ("packed",)  # examples that are rehearsed always are, answers never
-
-    def __post_init__(self) -> None:
-        problems = 1 if self.problems is None else self.problems
-        least = min(self.new_tokens, self.rows, problems, min(self.block) - 1)
-        if not (least > 0 and 0 <= self.rehearse < 1):
-            raise ValueError(
-                "block must be above 1, new_tokens, problems and rows above 0, rehearse in [0, 1)"
-            )
 
     @property
     def prompts(self) -> bool:

@@ -15,8 +15,10 @@ import numpy as np
 import optax
 
 from paradec_jax import store
+from paradec_jax.config.bounds import Ranged, check_number
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
+from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.families import matrix_axes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.lora import SCALE, init_lora, merge
@@ -42,11 +44,6 @@ from paradec_jax.train import (
     muon,
 )
 
-BOUNDS = {
-    **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
-    **dict.fromkeys(("minutes", "epochs"), (0, math.inf)),
-    **dict.fromkeys(("warmup", "cooldown", "layers", "blend"), (0, 1)),
-}
 LENGTH = 1024  # positions of the longest row where nothing is given
 # Options that may differ between calls of one run.
 MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "collect_minutes", "checkpoint_every"}
@@ -55,7 +52,7 @@ DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Ranged):
     """What every objective is told.
 
     A call that ends early, by --minutes or a signal, goes on when the same command is given again.
@@ -128,6 +125,17 @@ class Run:
     checkpoint_every: int = 50
     allow: tuple[str, ...] = ()
     cluster: Cluster = Cluster()  # noqa: RUF009
+
+    BOUNDS = {  # noqa: RUF012
+        **dict.fromkeys(("warmup", "cooldown", "layers", "blend", "ema"), (0, 1)),
+        **dict.fromkeys(("learning_rate", "adam_learning_rate", "weight_decay"), (0, 10)),
+        "batch_tokens": (1, 2**26),
+    }
+
+    @property
+    def key(self) -> jax.Array:
+        """The key that all keys of the run are folded from."""
+        return key_of(seed_words(self.seed))
 
 
 class Stopped(SystemExit):
@@ -209,11 +217,11 @@ class Job:
         trained, kept = split(model, run.layers)
         whole = join if run.lora is None else adapted
         if run.lora is not None:
-            draws = jax.random.fold_in(jax.random.key(run.seed), 2)
+            draws = jax.random.fold_in(run.key, 2)
             fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
             trained, kept = self.adapters[-1] if self.adapters else (fresh, dict(model.params))
         optimizer = optimizer_of(run, model, updates)
-        key = jax.random.fold_in(jax.random.key(run.seed), 1)
+        key = jax.random.fold_in(run.key, 1)
         options: Any = {"ema": run.ema is not None, "teacher": None if rounds is None else trained}
         state = TrainState.create(trained, optimizer, key, mesh=self.mesh, **options)
         step = make_train_step(
@@ -344,10 +352,6 @@ def train(objective: Any, run: Run) -> None:
       Stopped, Preempted: the call ends before its run.
     """
     begun = time.monotonic()
-    for option, (least, most) in BOUNDS.items():
-        value = getattr(run, option)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"{option} must be from {least} to {most}, not {value}")
     if run.base is not None and (run.blend == 1 or run.lora is not None):
         raise ValueError("--base wants --blend below 1, and no --lora")
     mesh = run.cluster.join()
@@ -383,6 +387,8 @@ def train(objective: Any, run: Run) -> None:
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *rest = map(read, sources)
     options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}  # type: ignore
+    rows = run.batch_tokens // min(np.diff(examples.starts).max(), length_of(run, model))
+    check_number("accumulate", run.accumulate, 1, max(rows, 1))  # parts of an update, of a row at least
     claim(folder, {k: v for k, v in options.items() if k not in MAY_DIFFER}, run.allow)
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
     job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)

@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 
 from paradec_jax import decode, store
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.text import windows as even
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.cases import empty_prompts
@@ -32,7 +33,7 @@ from paradec_jax.train import Evaluate, Rounds, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Sdtt:
+class Sdtt(Ranged):
     """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump` before.
 
     Updates and epochs of the run are those of a round.
@@ -53,16 +54,16 @@ class Sdtt:
     chunk: int | None = 32
     rules: tyro.conf.OmitArgPrefixes[DistillationRules] = SDTT
 
+    BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
     without: ClassVar[tuple[str, ...]] = ("packed", "layers", "lora")
     windows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.aim < 1:
+        super().__post_init__()
+        if self.aim < 1:
             least = f"jump^rounds, {self.rules.jump} to the power of {self.rounds}"
-            raise ValueError(
-                f"rounds must be at least 1 and first_steps at least {least}, not {self.rules.first_steps}"
-            )
+            raise ValueError(f"first_steps must be at least {least}, not {self.rules.first_steps}")
 
     @property
     def aim(self) -> int:

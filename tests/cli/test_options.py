@@ -106,8 +106,8 @@ def test_what_does_not_suit_the_family(causal, capsys):
     for decoder, more, message in (
         ("wavefront", [], "wavefront does not suit a model of family causal; it takes one of autoregressive"),
         ("autoregressive", ["--recurrence", "3"], "--recurrence is no option of autoregressive"),
-        ("jacobi", ["--running", "--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
-        ("jacobi", ["--block", "1"], "block must be at least 2"),
+        ("jacobi", ["--running", "--blocks", "2"], "a running window has no blocks, so --blocks must be 1"),
+        ("jacobi", ["--block", "1"], "--block must be at least 2"),
         ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
     ):
         assert cli.main(["generate", decoder, *common, *more]) == 1

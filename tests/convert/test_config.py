@@ -260,7 +260,7 @@ WRONG = [
     ("qwen2", {"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
     ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .*gptq"),
     ("qwen2", {"eos_token_id": 32}, "eos_token_id of config.json holds 32, but the vocabulary ends at 31"),
-    ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 128, not 0"),
+    ("sdar", {"block_size": 0}, "no valid model: block must be at least 1, not 0"),
     ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
     ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
     ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
@@ -295,7 +295,7 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
     for option, value, message in (
         ("--mask", "32", "must be an id of the vocabulary of 32, not 32"),
         ("--mask", "-1", "must be an id of the vocabulary of 32, not -1"),
-        ("--block", "129", "no valid model: block must be between 1 and max_length 128, not 129"),
+        ("--block", "129", "no valid model: --block must be between 1 and max_length 128, not 129"),
     ):
         assert message in fails(capsys, "import", source, option, value)
     edit(source / CONFIG, model_type="qwen3")

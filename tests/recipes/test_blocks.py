@@ -47,8 +47,8 @@ def test_a_model_of_blocks_goes_on(source, tmp_path, capsys):
 REFUSED = [
     (("--mask", "a"), "mask must be a token that neither"),
     (("--mask", 9999), "mask must be a token that neither"),
-    (("--lora", 2), "look_back adds a layer"),
-    (("--blocks", 0), "blocks must be numbers of at least 1"),
+    (("--lora", 2), "--look-back adds a layer"),
+    (("--blocks", 0), "--blocks must be at least 1, not 0"),
 ]
 
 

@@ -20,7 +20,7 @@ def test_the_student_of_each_round_is_kept_and_the_last_is_the_model(source, tmp
 
 
 REFUSED = [
-    (("--rounds", 4), "first_steps at least jump^rounds, 2 to the power of 4, not 8"),
+    (("--rounds", 4), "--first-steps must be at least jump^rounds, 2 to the power of 4, not 8"),
     (("--packed",), "packed is no option of sdtt"),
 ]
 

@@ -59,9 +59,10 @@ def test_upper_layers_packed_rows_and_an_average(source, whole, tmp_path):
 
 REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
+    (("--accumulate", 1000000), "--accumulate must be at most "),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
-    (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
-    (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
+    (("--layers", 1.5), "--layers must be at most 1, not 1.5"),
+    (("--epochs", -1), "--epochs must be at least 0, not -1.0"),
     (("--base", "none"), "--base wants --blend below 1, and no --lora"),
     (("--base", "tiny-jacobi", "--blend", 0.5), "base must be a model of one shape with"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.candidates import Reading, Sizes, distinct, forward_candidates, of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SHARE, SamplingKnobs, knob
@@ -114,9 +114,8 @@ class Jacobi(DecoderBase):
     Knobs: ClassVar[type] = JacobiKnobs
 
     def __post_init__(self) -> None:
-        check_sizes(self, "blocks")
-        if self.block < 2:
-            raise ValueError(f"block must be at least 2, not {self.block}: one token drafts nothing")
+        super().__post_init__()
+        check_number("block", self.block, 2)  # one token drafts nothing
         if self.running and self.blocks > 1:
             raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
         if self.num_candidates < 1 + bool(self.pool):

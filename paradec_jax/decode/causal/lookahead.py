@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.candidates import of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -179,9 +180,8 @@ class Lookahead(DecoderBase):
     pool_from_prompt: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("level", 3), ("window", 1), ("guesses", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        super().__post_init__()
+        check_number("level", self.level, 3)
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> LookaheadState:
         """Reads the prompt and level 0 in one call and commits the first token."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -64,8 +64,8 @@ class PromptLookup(DecoderBase):
     num_short: int = 1
 
     def __post_init__(self) -> None:
-        check_sizes(self, "max_ngram", "num_pred", "num_short")
-        check_sizes(self, "min_ngram", most=self.max_ngram)
+        super().__post_init__()
+        check_number("min_ngram", self.min_ngram, most=self.max_ngram)
 
     def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:
         """K tokens a row that may come next, and how many of them count."""

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import MOST, check_number, check_numbers
 from paradec_jax.decode.machine import rows as row_state
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
@@ -51,7 +52,8 @@ class DecoderBase(abc.ABC):
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
     `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
     past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,
-    the names of fields that hold networks beside `network`.
+    the names of fields that hold networks beside `network`. `BOUNDS` has ranges of numbers that count no positions,
+    see `config.bounds.check_numbers`.
 
     Attributes:
       network: the network; may be bound later.
@@ -79,6 +81,10 @@ class DecoderBase(abc.ABC):
     needs_cache: ClassVar[bool] = True
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
+    BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
@@ -133,6 +139,7 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{type(self).__name__} has no network or no size: call bind(network, size) first"
             )
+        check_number("size", self.size)
         longest = min(network.max_length for network in self.networks.values())
         return self.size, UNLIMITED if self.windowed else longest
 
@@ -141,8 +148,8 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends, a canvas without a mask token that is its own, or one whose first token
-            nothing predicts.
+            where the decoder appends, a token or stop token beyond the vocabulary, a canvas without a mask token
+            that is its own, or one whose first token nothing predicts.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
@@ -153,8 +160,10 @@ class DecoderBase(abc.ABC):
             check_mask(self.spec.mask, self.network.vocab_size)
         if isinstance(request.lengths, jax.core.Tracer):
             return
-        if self.any_order:
-            check_canvas(request, self.mask, self.spec.alignment)
+        if not isinstance(request.tokens, jax.core.Tracer):
+            given = check_tokens(request, self.network.vocab_size)
+            if self.any_order:
+                check_canvas(request, given, self.mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -318,15 +327,26 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
     return mask
 
 
-def check_canvas(request: Request, mask: int, alignment: str) -> None:
+def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
+    """Which tokens are given, [B, P]. Raises ValueError where a vocabulary lacks one, or a stop token."""
+    here = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
+    if request.given is not None:
+        here &= np.asarray(request.given)
+    some = np.asarray(request.stop) != -1  # which stands for none
+    for name, ids, given in ("token", request.tokens, here), ("stop token", request.stop, some):
+        for row, place in np.argwhere(given & (np.asarray(ids, np.uint32) >= vocab_size))[:1]:
+            raise ValueError(
+                f"{name} {place} of row {row} must be an id below {vocab_size}, not {ids[row, place]}"
+            )
+    return here
+
+
+def check_canvas(request: Request, given: np.ndarray, mask: int, alignment: str) -> None:
     """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
 
     Raises:
       ValueError: either, with the row.
     """
-    given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
-    if request.given is not None:
-        given &= np.asarray(request.given)
     rows, places = np.nonzero((np.asarray(request.tokens) == mask) & given)
     if len(rows):
         raise ValueError(
