@@ -45,7 +45,7 @@ class ReleasedPromptLookup(DecoderBase):
         """Reads the prompt with a draft after it and commits the first tokens."""
         draft, drafted = self.draft(request.tokens, request.lengths)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.num_pred + 1)
-        predicted = read(self, params, rows, knobs, out.hidden[:, None])
+        predicted = read(self, params, rows, knobs, draft, out.hidden[:, None])
         rows = rows.spend(out.counts, request.lengths + drafted)
         rows, _, _ = commit_right(rows, predicted.outputs, draft, drafted)
         return CachedState(rows, cache)

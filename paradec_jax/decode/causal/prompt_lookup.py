@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.knobs import RepetitionKnobs
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
@@ -62,6 +62,7 @@ class PromptLookup(DecoderBase):
     num_pred: int = 10
     min_ngram: int = 3
     num_short: int = 1
+    Knobs: ClassVar[type] = RepetitionKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,13 +76,13 @@ class PromptLookup(DecoderBase):
         draft = jnp.where(sure[:, None], draft, jnp.pad(few, ((0, 0), (0, self.num_pred - short))))
         return draft, jnp.where(sure, self.num_pred, jnp.where(found, short, 0))
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
+    def init(self, params: Any, request: Request, knobs: RepetitionKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         rows, cache, _ = self.prefill(params, request, knobs, self.num_pred + 1)
         return CachedState(rows, cache)
 
     def step(
-        self, params: Any, state: CachedState, knobs: SamplingKnobs
+        self, params: Any, state: CachedState, knobs: RepetitionKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """One call: verifies what followed the newest tokens where they stood before."""
         # Look up: the longest n-gram at the row's end that occurs earlier, and the tokens after it there.
@@ -158,7 +159,7 @@ def verify(
     fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)[:, None]
     widths = tuple(1 + n for n in sizes if n < draft.shape[1])
     shapes = Sizes(jnp.ones_like(at), 1 + drafted, running, widths, decoder.bounded)
-    reads = functools.partial(read, decoder, params, state.rows, knobs)
+    reads = functools.partial(read, decoder, params, state.rows, knobs, draft)
     call = forward_candidates(network, params, state.cache, fed, at, shapes, reads)
     rows = state.rows.spend(call.counts, call.positions)
     rows, tokens, accepted = commit_right(rows, call.outputs, draft, drafted)
@@ -166,9 +167,9 @@ def verify(
     return CachedState(rows, cache), accepted
 
 
-def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, hidden: Array) -> Reading:
+def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array) -> Reading:
     """What a call predicts: tokens [B, 1, W], and their log-probabilities where they are kept."""
-    tokens, logits = decoder.predict(params, rows, knobs, hidden)
+    tokens, logits = decoder.predict(params, rows, knobs, hidden, draft[:, None])
     return Reading((tokens, decoder.scores(logits, tokens)))
 
 

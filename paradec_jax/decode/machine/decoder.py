@@ -13,13 +13,14 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import MOST, check_number, check_numbers
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
+from paradec_jax.decode.machine.knobs import UNLIMITED, RepetitionKnobs, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import log_probability, sample
+from paradec_jax.decode.rules.sampling import earlier, is_hot, log_probability, penalised, sample
 from paradec_jax.decode.rules.windows import window
+from paradec_jax.nn.precision import at_least_float32
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
@@ -60,7 +61,7 @@ class DecoderBase(abc.ABC):
       size: S, positions of given and new tokens together; may be bound later.
       spec: special tokens and alignment of the checkpoint; may be bound later.
       log_probs: keep the log-probability of each committed token.
-      top_p_rule: "drop", "keep" or one of them renormalised, see `sampling.filtered_probabilities`.
+      top_p_rule: "keep", "drop" or one of them renormalised, see `sampling.filtered_probabilities`.
       greedy: always take the most probable token. The program then holds no sampling code and
         compiles sooner; a temperature above 0 is refused.
       bounded: inner loops run a fixed number of masked steps (for reverse mode).
@@ -71,7 +72,7 @@ class DecoderBase(abc.ABC):
     spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
     log_probs: bool = False
-    top_p_rule: str = "drop"
+    top_p_rule: str = "keep"
     greedy: bool = False
     bounded: bool = False
     Knobs: ClassVar[type[SamplingKnobs]] = SamplingKnobs
@@ -284,24 +285,55 @@ class DecoderBase(abc.ABC):
         rows: Rows,
         knobs: Any,
         step: Int[Array, "B"] | None = None,
+        before: Int[Array, "B W K"] | None = None,
     ) -> Int[Array, "B W"]:
-        """The token at each of `positions`; `step` as for `rules.sampling.sample`."""
-        if self.greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        uniforms = None if rows.recorded is None else rows.recorded.uniforms
-        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
+        """The token at each of `positions`.
+
+        Args:
+          step: as for `rules.sampling.sample`.
+          before: tokens between the committed ones and each position, as for `rules.sampling.penalised`; None where
+            the position comes next.
+        """
+
+        def draw(logits: Array, greedy: bool) -> Array:
+            if greedy:
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            uniforms = None if rows.recorded is None else rows.recorded.uniforms
+            return sample(
+                logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
+            )
+
+        if not isinstance(knobs, RepetitionKnobs):
+            return draw(logits, self.greedy)
+        penalty = knobs.repetition_penalty
+        plain = jnp.asarray(penalty) == 1
+        seen = rows.tokens, rows.length, rows.tokens[:, None, :0] if before is None else before
+        # The most probable token without a penalty is read where the logits stand: the inner branch copies them.
+        return lax.cond(
+            plain & ~is_hot(knobs.temperature),
+            lambda x: draw(x, True),
+            lambda x: draw(
+                lax.cond(plain, at_least_float32, lambda x: penalised(x, *seen, penalty), x), self.greedy
+            ),
+            logits,
+        )
 
     def predict(
-        self, params: Any, rows: Rows, knobs: Any, hidden: Float[Array, "B R W D"]
+        self,
+        params: Any,
+        rows: Rows,
+        knobs: Any,
+        hidden: Float[Array, "B R W D"],
+        guesses: Int[Array, "B candidates drafts"],
     ) -> tuple[Int[Array, "B R W"], Float[Array, "B R W V"]]:
         """The token that belongs after each row's newest one and each guess after it, and the logits that say so.
 
-        Candidates draw with the same noise, which belongs to positions.
+        Candidates draw with the same noise, which belongs to positions. `guesses` begin with those that are judged.
         """
-        logits = self.network.logits(params, hidden)
-        positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
-        tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
-        return tokens, logits
+        logits, (count, width) = self.network.logits(params, hidden), hidden.shape[1:3]
+        positions = rows.length[:, None] + jnp.arange(width)
+        choose = jax.vmap(lambda x, before: self.sample(x, positions, rows, knobs, before=before), 1, 1)
+        return choose(logits, earlier(guesses[:, :count, : width - 1])), logits
 
     def scores(
         self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]
