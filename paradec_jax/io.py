@@ -1,12 +1,13 @@
 """Files that appear whole or not at all, JSON and JSON lines of others, and errors as one sentence."""
 
+import contextlib
 import json
 import os
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_CHARACTERS = 290  # of a sentence about wrong input; commands put their name before it
 # What input that is wrong may raise: errors of ours, and what no check of ours foresaw.
@@ -89,18 +90,26 @@ def json_line(data: bytes, where: str) -> dict[str, Any] | None:
     return value
 
 
-def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes UTF-8 text to a file beside `path`, which then takes its place; its folder must exist.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path`, which takes its place when the block ends well; its folder must exist.
 
     A reader, or the next process after a kill, finds the old file or the new one. On an error the old one stays.
     """
-    path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as file:
+        try:
+            yield file
+            file.close()
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file of UTF-8 text, whole or not at all, in the place of one that is there (`replacing`)."""
+    with replacing(Path(path)) as file:
+        file.write(text.encode())
 
 
 def lock(descriptor: int) -> None:

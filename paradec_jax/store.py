@@ -24,7 +24,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
-from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
+from paradec_jax.disk.folders import CHAT_TEMPLATE, MARKER, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import family_named, parameter_shapes
 from paradec_jax.io import read_object
@@ -40,23 +40,27 @@ IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "drop
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
 
-def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
+def save(
+    folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False, run: str | None = None
+) -> None:
     """Writes a model folder, whole or not at all, one file of weights at a time.
 
     Args:
       folder: path of the new folder; parents are made.
       model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
-      overwrite: whether a model folder already there is replaced.
+      overwrite: whether a model folder already there, as it was written, is replaced.
+      run: mark of the run whose model it is; one already there must have the same.
 
     Raises:
-      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
+      StoreError: when the folder exists or has other files, the parameters contradict the config, or the head is
+        another network's.
     """
     _check_ids(model.config, model.token_spec, model.tokenizer)
     sources: dict[str, Any] = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
     leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
     for name, source in sources.items():
         _check_leaves(source.config, leaves[name])
-    with staged(folder, overwrite=overwrite) as temporary:
+    with staged(folder, overwrite=overwrite, run=run) as temporary:
         parts, sections = {}, {}
         for name, source in sources.items():
             files = write_tensors(temporary, name, leaves[name])
@@ -201,6 +205,15 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
     folder = locate(folder)
     with _naming(folder):
         return _fingerprint(_read_description(folder)[1])
+
+
+def digest_of(source: str | os.PathLike[str]) -> str:
+    """SHA-256 of the digests of a model's files, whatever their form."""
+    place, digest = locate(source), hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.is_file() and file.name != MARKER:
+            digest.update(bytes.fromhex(_digest(file)))
+    return digest.hexdigest()
 
 
 def names_of(models: Sequence[str]) -> list[str]:

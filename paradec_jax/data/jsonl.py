@@ -10,6 +10,7 @@
 prompt is enough, a line may have no response, or end in a user's turn: none of it counts.
 """
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -31,7 +32,8 @@ from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.disk.folders import staged
 from paradec_jax.io import json_line, read_object
 
-FORMAT = 1  # of the arrays in a folder
+FORMAT = 2  # of the arrays in a folder
+ARRAYS = ("ids", "counted", "starts.npy")
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
@@ -112,10 +114,16 @@ def read_examples(
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     place = Path(folder) / digest.hexdigest()[:16]
-    if not place.exists():
-        with staged(place) as temporary:
+    whole = False
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        whole = read_object(place / "about.json")["sha256"] == _digests(place)
+    if not whole:
+        if place.exists():
+            print(f"{place} is not as it was written: its tokens are made again from the lines", flush=True)
+        with staged(place, overwrite=True) as temporary:
             _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")
+    del about["sha256"]
     ids = np.memmap(place / "ids", np.int32, "r")
     counted = np.memmap(place / "counted", bool, "r")
     return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
@@ -129,6 +137,10 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
     if not files:
         raise ValueError(f"data: there is no file {pattern}")
     return files
+
+
+def _digests(folder: Path) -> list[str]:
+    return [hashlib.sha256(np.memmap(folder / name, mode="r")).hexdigest() for name in ARRAYS]
 
 
 def _write(
@@ -167,6 +179,7 @@ def _write(
     marked = model.chat_template is not None and chat.has_marks(model.chat_template)
     rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
     about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
+    about["sha256"] = _digests(folder)
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import platform
 import shutil
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,8 @@ from paradec_jax.train.loop import Hook, Run
 from paradec_jax.train.processes import PeerLost, all_or_none, check_same
 from paradec_jax.train.recipe import check_allowed, checksums, difference
 from paradec_jax.train.step import TrainState
+
+ORBAX = logging.getLogger("absl")  # into which it writes
 
 
 class SaveFailed(OSError):
@@ -53,6 +57,7 @@ class Checkpoint(Hook):
         self.allow, self._places = tuple(allow), self.folder / "checkpoints"
         self._manager: Any = None
         self._lock: int | None = None
+        self._loud = sys.excepthook, ORBAX.disabled
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
         primary, computed = jax.process_index() == 0, []
@@ -77,6 +82,8 @@ class Checkpoint(Hook):
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
+        # Where it cannot write, its threads say so at length, and the error below once.
+        sys.excepthook, ORBAX.disabled = lambda *_: None, True
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
         return super().begin(run, state)
@@ -101,6 +108,7 @@ class Checkpoint(Hook):
             if self._lock is not None:
                 os.close(self._lock)
             self._manager = self._lock = None
+            sys.excepthook, ORBAX.disabled = self._loud
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
@@ -198,7 +206,8 @@ def hold(folder: Path) -> int:
     A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is refused.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # No link is followed to a file of somebody's.
+    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         lock(descriptor)
     except BlockingIOError:

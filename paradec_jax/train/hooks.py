@@ -124,7 +124,9 @@ def tokens(shapes: Mapping[str, Any]) -> int:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Rewrites a log without lines beyond `step` or cut short; makes its folder."""
+    """Rewrites a log, no link to one, without lines beyond `step` or cut short; makes its folder. Raises OSError."""
+    if path.is_symlink():
+        raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
     kept, before = [], path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in before.split("\n"):

@@ -138,7 +138,7 @@ class TestAnswers:
             assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
             assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
         path.write_text("[{}]")
-        assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
+        assert cli.main(words) == 1 and "is not what this option writes" in capsys.readouterr().err
 
     def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
         template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
