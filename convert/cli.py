@@ -51,7 +51,7 @@ def import_model(
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
-    check_replaceable(dst, overwrite=overwrite)
+    check_replaceable(dst, overwrite)
     of_blocks = {"block": block, "mask": mask, "alignment": alignment}
     options: dict[str, Any] = {"tokenizer": tokenizer, "weights": weights, "of_blocks": of_blocks}
     with opened(locate(src), dtype, allow_nonfinite=allow_nonfinite, **options) as model:
@@ -68,7 +68,7 @@ def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwr
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
-    check_replaceable(dst, overwrite=overwrite)
+    check_replaceable(dst, overwrite)
     model = store.opened(src, allow_nonfinite=allow_nonfinite)
     with staged(dst, overwrite=overwrite) as folder:
         BY_FAMILY[model.family].write(folder, model)

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, JSON and JSON lines of others, and errors as one sentence."""
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
@@ -55,6 +56,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file of JSON lines, one at a time, each after the number of its line, which counts from 1.
 
@@ -97,13 +104,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     A reader, or the next process after a kill, finds the old file or the new one. On an error the old one stays.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("xb") as file:
-        try:
+    try:
+        with temporary.open("xb") as file:
             yield file
-            file.close()
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -27,7 +27,7 @@ from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check
 from paradec_jax.disk.folders import CHAT_TEMPLATE, MARKER, StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import family_named, parameter_shapes
-from paradec_jax.io import read_object
+from paradec_jax.io import read_object, sha256_of
 from paradec_jax.lora import merge
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
@@ -64,7 +64,7 @@ def save(
         parts, sections = {}, {}
         for name, source in sources.items():
             files = write_tensors(temporary, name, leaves[name])
-            parts[name] = source.config, {file: _digest(temporary / file) for file in files}
+            parts[name] = source.config, {file: sha256_of(temporary / file) for file in files}
             shape = {"family": source.config.family, "config": source.config.to_dict()}
             sections[name] = shape | {"weights": parts[name][1]}
         if model.head is not None:
@@ -212,7 +212,7 @@ def digest_of(source: str | os.PathLike[str]) -> str:
     place, digest = locate(source), hashlib.sha256()
     for file in sorted(place.iterdir()) if place.is_dir() else [place]:
         if file.is_file() and file.name != MARKER:
-            digest.update(bytes.fromhex(_digest(file)))
+            digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()
 
 
@@ -311,16 +311,11 @@ def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonf
         tensors |= open_tensors(folder / file)
     _check_leaves(config, tensors)
     for file in weights:
-        if _digest(folder / file) != weights[file]:
+        if sha256_of(folder / file) != weights[file]:
             raise StoreError(f"{file} differs from its digest in {CONFIG}")
     if not allow_nonfinite:
         tensors = {path: finite(path, tensor) for path, tensor in tensors.items()}
     return unflatten_dict(tensors, sep="/")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fingerprint(parts: Parts) -> str:

@@ -86,19 +86,18 @@ def check_place(option: str, path: str | None) -> None:
     """Refuses a path of an option in no folder, or where another's file stands, before anything is computed."""
     if path in (None, "-"):
         return
-    place, folder = Path(path), option == "texts"
+    place = Path(path)
     if not place.absolute().parent.is_dir():
         raise ValueError(f"--{option} cannot write {path}: there is no folder {place.absolute().parent}")
-    for file in [place, *place.glob(TEXTS)] if folder else [place]:
-        fits = not os.path.lexists(file)
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            if not (fits or file.is_symlink()):
-                whole = folder and file == place
-                fits = file.is_dir() if whole else OWN[option](regular(file).read_text("utf-8"))
-        if not fits:
-            raise ValueError(
-                f"--{option} cannot write {path}: {file} exists and is not what this option writes"
-            )
+    for file in (place, *place.glob(TEXTS)):
+        folder = option == "texts" and file == place
+        with contextlib.suppress(Exception):  # whatever text may stand there
+            if not os.path.lexists(file) or (
+                not file.is_symlink()
+                and (file.is_dir() if folder else OWN[option](regular(file).read_text("utf-8")))
+            ):
+                continue
+        raise ValueError(f"--{option} cannot write {path}: {file} exists and is not what this option writes")
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

@@ -30,7 +30,7 @@ from jaxtyping import Bool, Int32, Int64
 from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.disk.folders import staged
-from paradec_jax.io import json_line, read_object
+from paradec_jax.io import json_line, read_object, sha256_of
 
 FORMAT = 2  # of the arrays in a folder
 ARRAYS = ("ids", "counted", "starts.npy")
@@ -108,15 +108,14 @@ def read_examples(
         raise ValueError("the model has no tokenizer, which data as text needs")
     files = files_of(source)
     options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
-    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), *["prompts"] * prompts]
+    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), prompts]
     digest = hashlib.sha256(json.dumps(told).encode())
     for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(sha256_of(path).encode())
     place = Path(folder) / digest.hexdigest()[:16]
     whole = False
     with contextlib.suppress(OSError, ValueError, KeyError):
-        whole = read_object(place / "about.json")["sha256"] == _digests(place)
+        whole = read_object(place / "about.json")["sha256"] == [sha256_of(place / name) for name in ARRAYS]
     if not whole:
         if place.exists():
             print(f"{place} is not as it was written: its tokens are made again from the lines", flush=True)
@@ -137,10 +136,6 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
     if not files:
         raise ValueError(f"data: there is no file {pattern}")
     return files
-
-
-def _digests(folder: Path) -> list[str]:
-    return [hashlib.sha256(np.memmap(folder / name, mode="r")).hexdigest() for name in ARRAYS]
 
 
 def _write(
@@ -179,7 +174,7 @@ def _write(
     marked = model.chat_template is not None and chat.has_marks(model.chat_template)
     rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
     about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
-    about["sha256"] = _digests(folder)
+    about["sha256"] = [sha256_of(folder / name) for name in ARRAYS]
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

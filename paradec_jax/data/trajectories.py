@@ -95,7 +95,7 @@ def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) ->
 
 def _digest(path: Path, shard: np.ndarray) -> np.ndarray:
     """SHA-256 of a shard, its name and its folder's index: that of another folder is no shard of this one."""
-    about = json.dumps([read_index(path.parent), path.name]).encode()
+    about = f"{path.name}{read_index(path.parent)}".encode()
     return np.frombuffer(hashlib.sha256(about + shard.tobytes()).digest(), np.int32)
 
 
@@ -103,8 +103,8 @@ def _shards(folder: str | os.PathLike[str]) -> list[Path]:
     """The shards of a folder in their order. Raises TrajectoryError where one is missing."""
     shards = sorted(Path(folder).glob("shard-*.npy"))
     for number, path in enumerate(shards):
-        if path.name != SHARD.format(number):
-            raise TrajectoryError(f"{folder} lacks {SHARD.format(number)}")
+        if path.name != (name := SHARD.format(number)):
+            raise TrajectoryError(f"{folder} lacks {name}")
     return shards
 
 

@@ -1,7 +1,6 @@
 """Folders that appear whole or not at all, and where models lie: at a path, bundled, or on the Hugging Face Hub."""
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -51,7 +50,6 @@ def staged(
     start, mine = f".{folder.name}.", {"writes": folder.name}
     scratch = Path(tempfile.mkdtemp(prefix=start, dir=folder.parent))
     new, old = scratch / "new", scratch / "old"
-    check = functools.partial(check_replaceable, folder, overwrite=overwrite, run=run)
     try:
         with _locked(scratch):  # which another takes for what a killed writer left as soon as it is free
             for left in folder.parent.iterdir():
@@ -63,11 +61,11 @@ def staged(
                         if {MARKER, "new", "old"}.issuperset(os.listdir(left)):
                             shutil.rmtree(left, ignore_errors=True)
             (scratch / MARKER).write_text(json.dumps(mine))
-            check()
+            check_replaceable(folder, overwrite, run)
             new.mkdir()
             yield new
             (new / MARKER).write_text(json.dumps({"files": os.listdir(new), "run": run}))
-            check()  # another may have written it meanwhile
+            check_replaceable(folder, overwrite, run)  # another may have written it meanwhile
             if (folder / MARKER).exists():  # an empty folder is replaced by the rename alone
                 folder.rename(old)
             new.rename(folder)
@@ -77,7 +75,7 @@ def staged(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def check_replaceable(folder: Path, *, overwrite: bool = False, run: str | None = None) -> None:
+def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = None) -> None:
     """Refuses a folder that `staged` may not replace: one with anything in it that `staged` has not written.
 
     Args:
@@ -88,9 +86,9 @@ def check_replaceable(folder: Path, *, overwrite: bool = False, run: str | None 
     Raises:
       StoreError: in one sentence.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+    if folder.is_symlink() or folder.is_file():
         raise StoreError(f"{folder} exists and is not a folder")
-    there = [*folder.iterdir()] if folder.exists() else []
+    there = [*folder.glob("*")]
     if there and not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
     marker = _marker(folder)

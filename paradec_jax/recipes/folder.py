@@ -43,7 +43,7 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
         mine, old = json.loads(json.dumps(options, default=str)), path.exists()
         names = rf"{'|'.join(FILES)}|data|config.json|model|adapter|round-.*|{mine.get('objective')}"
         for place in (folder, *(place for place in folder.glob("*") if re.fullmatch(names, place.name))):
-            another = place.exists() and place.is_dir() == (place.name in FILES)
+            another = place.is_file() != (place.name in FILES)
             if place.is_symlink() or another or not (old or place in (folder, folder / "data")):
                 raise ValueError(f"{place} exists and is not what this run writes there: {then}")
         if begin:
@@ -55,14 +55,13 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
             return ""
         recipe = read_object(path)
         mark, before, now = recipe.pop("mark", None), recipe.pop("weights", {}), mine.pop("weights", {})
-        differs = [name for name in mine | recipe if mine.get(name) != recipe.get(name)]
-        if allow:
-            differs = [name for name in differs if name in FIXED]
+        compared = [name for name in mine | recipe if name in FIXED or not allow]
+        differs = [name for name in compared if mine.get(name) != recipe.get(name)]
         differs += [f"weights of {name}" for name in before if now.get(name, before[name]) != before[name]]
         if differs:
-            raise ValueError(f"{folder} was begun with other {', '.join(differs)}: {then}")
+            raise ValueError(f"the run of {path} was begun with other {', '.join(differs)}: {then}")
         for place in (folder / "model", folder / "adapter", *folder.glob("round-*/model")):
-            check_replaceable(place, overwrite=True, run=mark)
+            check_replaceable(place, True, mark)
         return mark
 
 

@@ -354,9 +354,10 @@ def train(objective: Any, run: Run) -> None:
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
     folder = run.out or Path("runs") / f"{name}-{name_of(run.model)}"
-    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}
-    options = {option: value for option, value in options.items() if option not in MAY_DIFFER}
-    options["weights"] = {model: store.digest_of(model) for model in (run.model, run.base) if model}
+    weights = {model: store.digest_of(model) for model in (run.model, run.base) if model}
+    options = {**dataclasses.asdict(objective), **dataclasses.asdict(run)}
+    options = {k: v for k, v in options.items() if k not in MAY_DIFFER}
+    options |= {"objective": name, "weights": weights}
     claim(folder, options, run.allow, begin=False)  # refused before anything is read or computed
     if run.products is not None:
         jax.config.update("jax_default_matmul_precision", run.products)
@@ -380,8 +381,15 @@ def train(objective: Any, run: Run) -> None:
 
     def read(source: str) -> Examples:
         most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
-        told: dict[str, Any] = {"prompts": getattr(objective, "prompts", False), "folder": folder / "data"}
-        return read_examples(source, model, length=most, long=run.long, skip_bad=run.skip_bad, **told)
+        return read_examples(
+            source,
+            model,
+            folder=folder / "data",
+            length=most,
+            long=run.long,
+            skip_bad=run.skip_bad,
+            prompts=getattr(objective, "prompts", False),
+        )
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])

@@ -1,6 +1,7 @@
 """Stored trajectories: round trips, stopped writers, damaged folders; noisy iterates; batches of pairs."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -83,9 +84,14 @@ def damage(folder, how: str) -> None:
     data = bytearray(shard.read_bytes())
     if how == "cut":
         shard.write_bytes(data[:-8])
-    elif how == "counts":
-        data[data.index(generation(4).iterates[0].tobytes()) - 4 * len(generation(4).prompt) - 4] += 1
+    elif how in ("header", "counts", "digest"):
+        place = data.index(generation(4).iterates[0].tobytes()) - 4 * len(generation(4).prompt) - 4
+        data[{"header": data.index(b"i4"), "counts": place, "digest": -1}[how]] ^= 1
         shard.write_bytes(data)
+    elif how == "swapped":
+        shutil.copy(folder / "shard-00000.npy", shard)
+    elif how == "lacking":
+        shard.unlink()
     elif how == "version":
         index["format_version"] = 9
     (folder / "index.json").write_text("{" if how == "json" else json.dumps(index))
@@ -97,7 +103,11 @@ def damage(folder, how: str) -> None:
     ("how", "message"),
     [
         ("cut", "shard-00001.npy cannot be read"),
+        ("header", "shard-00001.npy"),
         ("counts", "shard-00001.npy is damaged"),
+        ("digest", "shard-00001.npy is damaged"),
+        ("swapped", "shard-00001.npy is damaged, or of another run"),
+        ("lacking", "lacks shard-00001.npy"),
         ("version", "format version 9; this program reads 5"),
         ("json", "index.json is not valid JSON"),
         ("missing", r"holds no trajectories: it has no index\.json"),

@@ -1,6 +1,8 @@
 """The training loop: resumption to the bit, what another run is refused for, what survives when things break."""
 
+import logging
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -205,11 +207,15 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
     assert descriptor is not None
 
 
-def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(tmp_path, monkeypatch, whole):
-    save = ocp.CheckpointManager.save
+def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
+    tmp_path, monkeypatch, whole, caplog, capsys
+):
+    hook, save = sys.excepthook, ocp.CheckpointManager.save
 
     def full(self, step, **options):
         if step > 4:
+            logging.getLogger("absl").error("as Orbax and its threads say it")
+            sys.excepthook(ValueError, ValueError("at length"), None)
             raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more")
         return save(self, step, **options)
 
@@ -217,6 +223,7 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(tmp_path, m
     with pytest.raises(SaveFailed, match=r"\(no space left on device\); those before it stay") as caught:
         train(tmp_path)
     assert isinstance(caught.value, OSError) and "\n" not in str(caught.value)
+    assert not caplog.records and not capsys.readouterr().err and sys.excepthook is hook
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["4"]
     monkeypatch.setattr(ocp.CheckpointManager, "save", save)
     assert_same(train(tmp_path), whole[1])
