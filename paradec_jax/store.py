@@ -207,7 +207,7 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
         return _fingerprint(_read_description(folder)[1])
 
 
-def digest_of(source: str | os.PathLike[str]) -> str:
+def digest_of(source: str) -> str:
     """SHA-256 of the digests of a model's files, whatever their form."""
     place, digest = locate(source), hashlib.sha256()
     for file in sorted(place.iterdir()) if place.is_dir() else [place]:

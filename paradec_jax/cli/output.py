@@ -20,7 +20,6 @@ from paradec_jax.io import atomic_write_text, regular
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
 TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # of a page, and what its trace is written over
-TEXTS = "[0-9][0-9]-*.jsonl"  # files of --texts
 ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has, among others
 # Whether a text is what an option writes.
 OWN: dict[str, Callable[[str], Any]] = {
@@ -89,7 +88,7 @@ def check_place(option: str, path: str | None) -> None:
     place = Path(path)
     if not place.absolute().parent.is_dir():
         raise ValueError(f"--{option} cannot write {path}: there is no folder {place.absolute().parent}")
-    for file in (place, *place.glob(TEXTS)):
+    for file in (place, *place.glob("[0-9][0-9]-*.jsonl")):
         folder = option == "texts" and file == place
         with contextlib.suppress(Exception):  # whatever text may stand there
             if not os.path.lexists(file) or (

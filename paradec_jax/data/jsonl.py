@@ -114,11 +114,11 @@ def read_examples(
         digest.update(sha256_of(path).encode())
     place = Path(folder) / digest.hexdigest()[:16]
     whole = False
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(Exception):
         whole = read_object(place / "about.json")["sha256"] == [sha256_of(place / name) for name in ARRAYS]
     if not whole:
         if place.exists():
-            print(f"{place} is not as it was written: its tokens are made again from the lines", flush=True)
+            print(f"{place} is not as it was written: its tokens are made again from the lines")
         with staged(place, overwrite=True) as temporary:
             _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")

@@ -151,7 +151,7 @@ class Trajectories(Sequence[Generation]):
             shard, digest = np.split(np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray), [-8])
         except Exception as error:  # NumPy raises whatever its parser of headers does
             raise TrajectoryError(f"{path} cannot be read: {error}") from None
-        if digest.dtype != np.int32 or digest.tobytes() != _digest(path, shard).tobytes():
+        if not np.array_equal(digest, _digest(path, shard)):
             raise TrajectoryError(f"{path} is damaged, or of another run")
         ends = shard[: 1 + shard[0]].tolist()
         ends[0] = len(ends)

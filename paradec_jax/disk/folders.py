@@ -119,7 +119,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock(descriptor)
         yield
     except BlockingIOError as error:
-        raise StoreError(f"another process is writing {folder}") from error
+        raise StoreError(f"another process is writing {folder} to replace the same folder") from error
     finally:
         os.close(descriptor)
 

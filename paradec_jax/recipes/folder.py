@@ -17,8 +17,6 @@ from paradec_jax.io import atomic_write_text, read_object
 from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
 
-RECIPE = "recipe.json"
-FILES = (RECIPE, "metrics.jsonl")
 # Options that --allow leaves as they were.
 FIXED = {"objective", "model", "layers", "lora", "block", "new_tokens", "problems"}
 
@@ -39,27 +37,33 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
     with all_or_none():
         if jax.process_index():
             return ""
-        then, path = "choose another folder with --out", folder / RECIPE
-        mine, old = json.loads(json.dumps(options, default=str)), path.exists()
-        names = rf"{'|'.join(FILES)}|data|config.json|model|adapter|round-.*|{mine.get('objective')}"
+        path, mine = folder / "recipe.json", json.loads(json.dumps(options, default=str))
+        old = path.exists()
+        names = rf"(recipe|config)\.json|metrics\.jsonl|data|model|adapter|round-.*|{mine.get('objective')}"
         for place in (folder, *(place for place in folder.glob("*") if re.fullmatch(names, place.name))):
-            another = place.is_file() != (place.name in FILES)
-            if place.is_symlink() or another or not (old or place in (folder, folder / "data")):
-                raise ValueError(f"{place} exists and is not what this run writes there: {then}")
+            file, free = place.is_file(), old or place in (folder, folder / "data")
+            # Of a run whose recipe is gone, the metrics may be replaced.
+            ours = free or (
+                file and re.search(rb'"blend": .*"before": {.*"after": {.*}}$', place.read_bytes())
+            )
+            if place.is_symlink() or file != (place.suffix[:5] == ".json") or not ours:
+                raise ValueError(
+                    f"{place} exists and is not what this run writes there: choose another folder with --out"
+                )
         if begin:
             with os.fdopen(hold(folder)):
                 if not path.exists():
-                    recipe = mine | {"mark": uuid.uuid4().hex}
-                    atomic_write_text(path, json.dumps(recipe, indent=2) + "\n")
+                    atomic_write_text(path, json.dumps(mine | {"mark": uuid.uuid4().hex}, indent=2))
         elif not old:
             return ""
         recipe = read_object(path)
         mark, before, now = recipe.pop("mark", None), recipe.pop("weights", {}), mine.pop("weights", {})
-        compared = [name for name in mine | recipe if name in FIXED or not allow]
-        differs = [name for name in compared if mine.get(name) != recipe.get(name)]
+        differs = [name for name in mine | recipe if mine.get(name) != recipe.get(name)]
+        differs = [name for name in differs if name in FIXED or not allow]
         differs += [f"weights of {name}" for name in before if now.get(name, before[name]) != before[name]]
         if differs:
-            raise ValueError(f"the run of {path} was begun with other {', '.join(differs)}: {then}")
+            others = f"the run of {path} was begun with other {', '.join(differs)}"
+            raise ValueError(f"{others}: choose another folder with --out")
         for place in (folder / "model", folder / "adapter", *folder.glob("round-*/model")):
             check_replaceable(place, True, mark)
         return mark

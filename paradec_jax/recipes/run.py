@@ -354,10 +354,9 @@ def train(objective: Any, run: Run) -> None:
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
     folder = run.out or Path("runs") / f"{name}-{name_of(run.model)}"
-    weights = {model: store.digest_of(model) for model in (run.model, run.base) if model}
-    options = {**dataclasses.asdict(objective), **dataclasses.asdict(run)}
+    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}
+    options["weights"] = {model: store.digest_of(model) for model in (run.model, run.base) if model}
     options = {k: v for k, v in options.items() if k not in MAY_DIFFER}
-    options |= {"objective": name, "weights": weights}
     claim(folder, options, run.allow, begin=False)  # refused before anything is read or computed
     if run.products is not None:
         jax.config.update("jax_default_matmul_precision", run.products)

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ class Checkpoint(Hook):
         self.allow, self._places = tuple(allow), self.folder / "checkpoints"
         self._manager: Any = None
         self._lock: int | None = None
-        self._loud = sys.excepthook, ORBAX.disabled
+        self._hook = sys.excepthook
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
         primary, computed = jax.process_index() == 0, []
@@ -83,7 +84,9 @@ class Checkpoint(Hook):
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
         # Where it cannot write, its threads say so at length, and the error below once.
-        sys.excepthook, ORBAX.disabled = lambda *_: None, True
+        hook, main = self._hook, threading.main_thread()
+        sys.excepthook = lambda *error: hook(*error) if threading.current_thread() is main else None
+        ORBAX.disabled = True
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
         return super().begin(run, state)
@@ -108,7 +111,7 @@ class Checkpoint(Hook):
             if self._lock is not None:
                 os.close(self._lock)
             self._manager = self._lock = None
-            sys.excepthook, ORBAX.disabled = self._loud
+            sys.excepthook, ORBAX.disabled = self._hook, False
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()

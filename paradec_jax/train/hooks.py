@@ -128,9 +128,10 @@ def truncate(path: Path, step: int) -> None:
     if path.is_symlink():
         raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept, before = [], path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in before.split("\n"):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+    path.touch()
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(Exception):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     atomic_write_text(path, "".join(kept))

@@ -108,11 +108,10 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "<html>", '{"a": 1}\n', '[{"model": "a"}]', PAGE, ROWS, TEXT]
-)
-@pytest.mark.parametrize(("words", "place", "own"), FILES)
-def test_anothers_file(words, place, own, text, capsys):
+@pytest.mark.parametrize(("words", "place", "own"), FILES, ids=["recipe", "metrics", "html", "json", "texts"])
+@pytest.mark.parametrize("which", range(9))
+def test_anothers_file(words, place, own, which, capsys):
+    text = ["", "[]", "{}", "<html>", '{"a": 1}\n', '[{"model": "a"}]', PAGE, ROWS, TEXT][which]
     Path(place).parent.mkdir(exist_ok=True)
     Path(place).write_text(text, encoding="utf-8")
     sentence = refused(words, capsys)

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -215,7 +216,11 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
     def full(self, step, **options):
         if step > 4:
             logging.getLogger("absl").error("as Orbax and its threads say it")
-            sys.excepthook(ValueError, ValueError("at length"), None)
+            thread = threading.Thread(
+                target=lambda: sys.excepthook(ValueError, ValueError("at length"), None)
+            )
+            thread.start()
+            thread.join()
             raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more")
         return save(self, step, **options)
 
