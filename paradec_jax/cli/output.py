@@ -85,9 +85,9 @@ def check_place(option: str, path: str | None) -> None:
     """Refuses a path of an option in no folder, or where another's file stands, before anything is computed."""
     if path in (None, "-"):
         return
-    place = Path(path)
-    if not place.absolute().parent.is_dir():
-        raise ValueError(f"--{option} cannot write {path}: there is no folder {place.absolute().parent}")
+    place = Path(path).absolute()
+    if not place.parent.is_dir():
+        raise ValueError(f"--{option} cannot write {path}: there is no folder {place.parent}")
     for file in (place, *place.glob("[0-9][0-9]-*.jsonl")):
         folder = option == "texts" and file == place
         with contextlib.suppress(Exception):  # whatever text may stand there

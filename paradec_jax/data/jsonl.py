@@ -107,8 +107,8 @@ def read_examples(
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer, which data as text needs")
     files = files_of(source)
-    options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
-    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), prompts]
+    told = [FORMAT, length, long, skip_bad, prompts, dataclasses.asdict(model.token_spec)]
+    told += [model.chat_template, dict(model.special_tokens), model.tokenizer.digest()]
     digest = hashlib.sha256(json.dumps(told).encode())
     for path in files:
         digest.update(sha256_of(path).encode())

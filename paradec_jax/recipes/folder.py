@@ -41,12 +41,17 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
         old = path.exists()
         names = rf"(recipe|config)\.json|metrics\.jsonl|data|model|adapter|round-.*|{mine.get('objective')}"
         for place in (folder, *(place for place in folder.glob("*") if re.fullmatch(names, place.name))):
-            file, free = place.is_file(), old or place in (folder, folder / "data")
-            # Of a run whose recipe is gone, the metrics may be replaced.
-            ours = free or (
-                file and re.search(rb'"blend": .*"before": {.*"after": {.*}}$', place.read_bytes())
-            )
-            if place.is_symlink() or file != (place.suffix[:5] == ".json") or not ours:
+            file = place.is_file()
+            if (
+                place.is_symlink()
+                or file != (".json" in place.name)
+                or not (
+                    old
+                    or place in (folder, folder / "data")
+                    # Of a run whose recipe is gone, the metrics may be replaced.
+                    or (file and re.search(rb'"blend": .*"before": {.*"after": {.*}}$', place.read_bytes()))
+                )
+            ):
                 raise ValueError(
                     f"{place} exists and is not what this run writes there: choose another folder with --out"
                 )
@@ -62,8 +67,9 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
         differs = [name for name in differs if name in FIXED or not allow]
         differs += [f"weights of {name}" for name in before if now.get(name, before[name]) != before[name]]
         if differs:
-            others = f"the run of {path} was begun with other {', '.join(differs)}"
-            raise ValueError(f"{others}: choose another folder with --out")
+            raise ValueError(
+                f"the run of {path} was begun with other {', '.join(differs)}: choose another folder with --out"
+            )
         for place in (folder / "model", folder / "adapter", *folder.glob("round-*/model")):
             check_replaceable(place, True, mark)
         return mark

@@ -84,8 +84,8 @@ class Checkpoint(Hook):
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
         # Where it cannot write, its threads say so at length, and the error below once.
-        hook, main = self._hook, threading.main_thread()
-        sys.excepthook = lambda *error: hook(*error) if threading.current_thread() is main else None
+        main = threading.main_thread()
+        sys.excepthook = lambda *e: self._hook(*e) if threading.current_thread() is main else None
         ORBAX.disabled = True
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
