@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import sys
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -50,6 +49,8 @@ class Checkpoint(Hook):
       allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it goes on with.
     """
 
+    _hook: Any = None  # for errors that nobody can catch, before the first one
+
     def __init__(
         self, folder: str | Path, *, every: int = 1000, keep: int = 2, allow: Sequence[str] = ()
     ) -> None:
@@ -58,7 +59,6 @@ class Checkpoint(Hook):
         self.allow, self._places = tuple(allow), self.folder / "checkpoints"
         self._manager: Any = None
         self._lock: int | None = None
-        self._hook = sys.excepthook
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
         primary, computed = jax.process_index() == 0, []
@@ -83,9 +83,10 @@ class Checkpoint(Hook):
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
-        # Where it cannot write, its threads say so at length, and the error below once.
-        main = threading.main_thread()
-        sys.excepthook = lambda *e: self._hook(*e) if threading.current_thread() is main else None
+        # Where it cannot write, it says so at length, and the error below once. Callbacks come after the close too.
+        if Checkpoint._hook is None:
+            Checkpoint._hook = hook = sys.unraisablehook
+            sys.unraisablehook = lambda error: "loop is closed" in str(error.exc_value) or hook(error)
         ORBAX.disabled = True
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
@@ -111,7 +112,7 @@ class Checkpoint(Hook):
             if self._lock is not None:
                 os.close(self._lock)
             self._manager = self._lock = None
-            sys.excepthook, ORBAX.disabled = self._hook, False
+            ORBAX.disabled = False
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
