@@ -58,7 +58,7 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
         if begin:
             with os.fdopen(hold(folder)):
                 if not path.exists():
-                    atomic_write_text(path, json.dumps(mine | {"mark": uuid.uuid4().hex}, indent=2))
+                    atomic_write_text(path, json.dumps(mine | {"mark": uuid.uuid4().hex}))
         elif not old:
             return ""
         recipe = read_object(path)

@@ -25,8 +25,6 @@ from paradec_jax.train.processes import PeerLost, all_or_none, check_same
 from paradec_jax.train.recipe import check_allowed, checksums, difference
 from paradec_jax.train.step import TrainState
 
-ORBAX = logging.getLogger("absl")  # into which it writes
-
 
 class SaveFailed(OSError):
     """A checkpoint could not be written, for want of room as a rule; those before it stay."""
@@ -87,7 +85,8 @@ class Checkpoint(Hook):
         if Checkpoint._hook is None:
             Checkpoint._hook = hook = sys.unraisablehook
             sys.unraisablehook = lambda error: "loop is closed" in str(error.exc_value) or hook(error)
-        ORBAX.disabled = True
+            for name in ("absl", "asyncio"):
+                logging.getLogger(name).addFilter(lambda line: "orbax" not in f"{line.pathname} {line.msg}")
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
         return super().begin(run, state)
@@ -112,7 +111,6 @@ class Checkpoint(Hook):
             if self._lock is not None:
                 os.close(self._lock)
             self._manager = self._lock = None
-            ORBAX.disabled = False
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()

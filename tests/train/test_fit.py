@@ -215,7 +215,7 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
 
     def full(self, step, **options):
         if step > 4:
-            logging.getLogger("absl").error("as Orbax and its threads say it")
+            logging.getLogger("absl").error("what orbax says")
             sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
             raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more")
         return save(self, step, **options)
