@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from paradec_jax import store
 from paradec_jax.config.bounds import check_numbers
-from paradec_jax.disk.folders import CHAT_TEMPLATE, locate, staged
+from paradec_jax.disk.folders import CHAT_TEMPLATE, check_replaceable, locate, staged
 from paradec_jax.io import regular
 from paradec_jax.model import Model
 
@@ -53,8 +53,9 @@ def import_model(
       alignment: of block diffusion, the token that logits are about: "own" for that of their position (as of SDAR),
         "next" for the one after it (as of Fast-dLLM v2); by default that of the model type.
       allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a model folder at DST.
+      overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
+    check_replaceable(dst, overwrite)
     of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
     options: Any = {"allow_nonfinite": allow_nonfinite, "of_blocks": of_blocks}
     with opened(locate(src), dtype, tokenizer=tokenizer, weights=weights, **options) as model:
@@ -69,8 +70,9 @@ def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwr
       src: model folder, or the name of a bundled model.
       dst: folder to write.
       allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a folder with a config.json at DST.
+      overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
+    check_replaceable(dst, overwrite)
     model = store.opened(src, allow_nonfinite=allow_nonfinite)
     with staged(dst, overwrite=overwrite) as folder:
         BY_FAMILY[model.family].write(folder, model)

@@ -101,13 +101,21 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     return unflatten_dict(parts, sep="/")
 
 
-def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: float, base: str) -> None:
-    """Writes an adapter of `lora.init_lora`, in the place of one that is there, whole or not at all.
+def write(
+    folder: Path,
+    config: ModelConfig,
+    adapter: Mapping[str, Any],
+    scale: float,
+    base: str,
+    run: str | None = None,
+) -> None:
+    """Writes an adapter of `lora.init_lora`, in the place of one that was so written, whole or not at all.
 
     Args:
       folder, config: path of the folder; shape of the model.
       adapter, scale: as of `lora.merge`.
       base: name of the model.
+      run: mark of the run whose adapter it is; one already there must have the same.
     """
     leaves, tensors = flatten_dict(adapter, sep="/"), dict[str, np.ndarray]()
     ranks: dict[str, int] = {}
@@ -138,7 +146,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
         "rank_pattern": more,
         "alpha_pattern": {kind: scale * n for kind, n in more.items()},
     }
-    with staged(folder, overwrite=True) as temporary:
+    with staged(folder, overwrite=True, run=run) as temporary:
         write_tensors(temporary, STEM, tensors)
         write_json(temporary / ADAPTER_CONFIG, fields)
 

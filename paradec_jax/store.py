@@ -26,10 +26,18 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
 from paradec_jax.decode.machine.knobs import as_arrays
-from paradec_jax.disk.folders import ADAPTER_CONFIG, CHAT_TEMPLATE, IS_ADAPTER, StoreError, locate, staged
+from paradec_jax.disk.folders import (
+    ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
+    IS_ADAPTER,
+    MARKER,
+    StoreError,
+    locate,
+    staged,
+)
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
-from paradec_jax.io import read_object, regular
+from paradec_jax.io import read_object, regular, sha256_of
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead, Sampling
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
@@ -42,27 +50,31 @@ FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
 
-def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
+def save(
+    folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False, run: str | None = None
+) -> None:
     """Writes a model folder, whole or not at all, one file of weights at a time.
 
     Args:
       folder: path of the new folder; parents are made.
       model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
-      overwrite: whether a model folder already there is replaced.
+      overwrite: whether a model folder already there, as it was written, is replaced.
+      run: mark of the run whose model it is; one already there must have the same.
 
     Raises:
-      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
+      StoreError: when the folder exists or has other files, the parameters contradict the config, or the head is
+        another network's.
     """
     _check_ids(model.config, model.token_spec, model.tokenizer)
     sources: dict[str, Any] = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
     leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
     for name, source in sources.items():
         _check_leaves(source.config, leaves[name])
-    with staged(folder, overwrite=overwrite) as temporary:
+    with staged(folder, overwrite=overwrite, run=run) as temporary:
         parts, sections = {}, {}
         for name, source in sources.items():
             files = write_tensors(temporary, name, leaves[name])
-            parts[name] = source.config, {file: _digest(temporary / file) for file in files}
+            parts[name] = source.config, {file: sha256_of(temporary / file) for file in files}
             shape = {"family": source.config.family, "config": source.config.to_dict()}
             sections[name] = shape | {"weights": parts[name][1]}
         if model.head is not None:
@@ -224,6 +236,15 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
         return _fingerprint(_read_description(folder)[1])
 
 
+def digest_of(source: str) -> str:
+    """SHA-256 of the digests of a model's files, whatever their form."""
+    place, digest = locate(source), hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.is_file() and file.name != MARKER:
+            digest.update(bytes.fromhex(sha256_of(file)))
+    return digest.hexdigest()
+
+
 def names_of(models: Sequence[str]) -> list[str]:
     """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
     paths = [Path(model).parts for model in models]
@@ -326,16 +347,11 @@ def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonf
         tensors |= open_tensors(folder / file)
     _check_leaves(config, tensors)
     for file in weights:
-        if _digest(folder / file) != weights[file]:
+        if sha256_of(folder / file) != weights[file]:
             raise StoreError(f"{file} differs from its digest in {CONFIG}")
     if not allow_nonfinite:
         tensors = {path: finite(path, tensor) for path, tensor in tensors.items()}
     return unflatten_dict(tensors, sep="/")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fingerprint(parts: Parts) -> str:

@@ -149,9 +149,7 @@ class TestSave:
             monkeypatch.setattr(store, "write_tensors", fail)
         else:
             rename = Path.rename
-            monkeypatch.setattr(
-                Path, "rename", lambda a, b: fail() if a.suffix == ".paradec-tmp" else rename(a, b)
-            )
+            monkeypatch.setattr(Path, "rename", lambda a, b: fail() if a.name == "new" else rename(a, b))
         for folder, overwrite in ((copy.parent / "new", False), (copy, True)):
             with pytest.raises(KeyboardInterrupt):
                 store.save(folder, make_model(seed=1), overwrite=overwrite)

@@ -11,7 +11,6 @@ from typing import Any
 from paradec_jax import facts, store
 from paradec_jax.cli.output import progress, write_json
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
-from paradec_jax.disk.folders import locate
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
 from paradec_jax.evaluate.setting import Setting
@@ -50,11 +49,11 @@ def answers(
     items = items[:problems]
     file = None if path == "-" else path
     made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}
-    made |= {"new_tokens": budget, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
-    made |= {"adapter": adapter and _digest(adapter)}
+    made |= {"new_tokens": budget, "device": facts.device()["kind"]}
+    made |= {"judge": judge and store.digest_of(judge), "adapter": adapter and store.digest_of(adapter)}
     made_with: dict[str, Row] = {}
     for name, place in places.items():
-        made_with[name] = {"model": _digest(place), "dtype": models[name].config.dtype} | made
+        made_with[name] = {"model": store.digest_of(place), "dtype": models[name].config.dtype} | made
     rows = _begun(file, made_with) if file and Path(file).exists() else {}
     options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
     options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
@@ -122,12 +121,3 @@ def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[
         if differing := [key for key in now if now[key] != old.get(key)]:
             raise ValueError(f"{file} has rows of {name} with other {', '.join(differing)}: name another")
     return begun
-
-
-def _digest(source: str) -> str:
-    """SHA-256 of the digests of a model's files, whatever their form."""
-    place, digest = locate(source), hashlib.sha256()
-    for file in filter(Path.is_file, sorted(place.iterdir()) if place.is_dir() else [place]):
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()

@@ -7,6 +7,7 @@ turn: none of it counts.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -27,9 +28,10 @@ from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import staged
-from paradec_jax.io import json_line, read_object, regular
+from paradec_jax.io import json_line, read_object, regular, sha256_of
 
 FORMAT = 2  # of the arrays in a folder
+ARRAYS = ("ids", "counted", "starts.npy")
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
@@ -104,17 +106,22 @@ def read_examples(
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer, which data as text needs")
     files = files_of(source)
-    options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
-    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), *["prompts"] * prompts]
+    told = [FORMAT, length, long, skip_bad, prompts, dataclasses.asdict(model.token_spec)]
+    told += [model.chat_template, dict(model.special_tokens), model.tokenizer.digest()]
     digest = hashlib.sha256(json.dumps(told).encode())
     for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(sha256_of(path).encode())
     place = Path(folder) / digest.hexdigest()[:16]
-    if not place.exists():
-        with staged(place) as temporary:
+    whole = False
+    with contextlib.suppress(Exception):
+        whole = read_object(place / "about.json")["sha256"] == [sha256_of(place / name) for name in ARRAYS]
+    if not whole:
+        if place.exists():
+            print(f"{place} is not as it was written: its tokens are made again from the lines")
+        with staged(place, overwrite=True) as temporary:
             _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")
+    del about["sha256"]
     ids = np.memmap(place / "ids", np.int32, "r")
     counted = np.memmap(place / "counted", bool, "r")
     return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
@@ -163,6 +170,7 @@ def _write(
         f"{'generation marks' if 'endgeneration' in chat.reads(template) else 'prefixes'}"
     )
     about = {"counts": counts, "rule": rule or ""}
+    about["sha256"] = [sha256_of(folder / name) for name in ARRAYS]
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 

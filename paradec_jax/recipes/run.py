@@ -26,7 +26,7 @@ from paradec_jax.model import Model
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
 from paradec_jax.recipes.cluster import Cluster
-from paradec_jax.recipes.folder import by_first, claim
+from paradec_jax.recipes.folder import by_first, claim, name_of
 from paradec_jax.recipes.hooks import Forecast, Limit
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
@@ -61,7 +61,7 @@ class Run(Ranged):
       model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision].
       data: JSON lines with "messages", "prompt" and "response", or "text": a file, a folder or a pattern.
       held_out: lines of the same form that the model is measured on before and after.
-      out: folder of the run; runs/OBJECTIVE-MODEL by default.
+      out: folder of the run; runs/OBJECTIVE-MODEL by default, of a run's model runs/OBJECTIVE-RUN.
       minutes: after so many the call ends, before its run is done.
       updates: length of the run, instead of epochs.
       epochs: length of the run in passes over the data.
@@ -154,6 +154,7 @@ class Job:
       held_out: what the model is measured on, or None.
       mesh: devices, or None for one.
       until: when the call is to end, in seconds of `time.monotonic`; infinity for never.
+      mark: what tells the run from others, of process 0; what it writes is marked with it.
       adapters: with LoRA, after each part the adapter, and the parameters that it changes: those of the first part.
     """
 
@@ -164,6 +165,7 @@ class Job:
     held_out: Examples | None
     mesh: jax.sharding.Mesh | None
     until: float
+    mark: str
     adapters: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
 
     def batches(self, examples: Examples, **options: Any) -> Endless:
@@ -356,7 +358,11 @@ def train(objective: Any, run: Run) -> None:
         raise ValueError("--base wants --blend below 1, and no --lora")
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
-    folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
+    folder = run.out or Path("runs") / f"{name}-{name_of(run.model)}"
+    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}
+    options["weights"] = {model: store.digest_of(model) for model in (run.model, run.base) if model}
+    options = {k: v for k, v in options.items() if k not in MAY_DIFFER}
+    claim(folder, options, run.allow, begin=False)  # refused before anything is read or computed
     if run.products is not None:
         jax.config.update("jax_default_matmul_precision", run.products)
     stored = store.load(run.model, mesh=mesh)
@@ -378,20 +384,25 @@ def train(objective: Any, run: Run) -> None:
     base()  # refused before anything is trained
 
     def read(source: str) -> Examples:
-        told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
-        told["prompts"] = getattr(objective, "prompts", False)
         most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
-        return read_examples(source, model, folder=folder / "data", length=most, **told)
+        return read_examples(
+            source,
+            model,
+            folder=folder / "data",
+            length=most,
+            long=run.long,
+            skip_bad=run.skip_bad,
+            prompts=getattr(objective, "prompts", False),
+        )
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *rest = map(read, sources)
-    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}  # type: ignore
     rows = run.batch_tokens // min(np.diff(examples.starts).max(), length_of(run, model))
     check_number("accumulate", run.accumulate, 1, max(rows, 1))  # parts of an update, of a row at least
-    claim(folder, {k: v for k, v in options.items() if k not in MAY_DIFFER}, run.allow)
+    mark = claim(folder, options, run.allow)
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
-    job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
+    job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until, mark)
     after = objective.train(job)
     if run.blend < 1:
         after = dataclasses.replace(after, params=blended(base().params, after.params, run.blend))
@@ -408,8 +419,10 @@ def train(objective: Any, run: Run) -> None:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 
         adapter = gathered(job.adapters[-1][0])
-        by_first("adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model))
-    by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
+        by_first(
+            "adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model, mark)
+        )
+    by_first("model", lambda: store.save(folder / "model", model, overwrite=True, run=mark))
     both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
     about = {"examples": len(examples), **examples.counts, "blend": run.blend, "base": run.base}
     by_first("end", lambda: finish(folder, about, *(both or ({}, {}))))

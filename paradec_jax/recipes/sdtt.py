@@ -82,7 +82,7 @@ class Sdtt(Ranged):
             which = (int(state.step) - 1) // each
             student = here(dataclasses.replace(model, params=averaged(state)))
             place = job.folder / f"round-{which}" / "model"
-            by_first(f"round {which}", lambda: store.save(place, student, overwrite=True))
+            by_first(f"round {which}", lambda: store.save(place, student, overwrite=True, run=job.mark))
             return {"round": which}
 
         loss = self_distillation_loss(model.network, model.token_spec, self.rules, chunk=self.chunk)

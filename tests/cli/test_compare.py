@@ -144,7 +144,7 @@ class TestAnswers:
         with pytest.raises(ValueError, match="rows of tiny with other adapter"):
             answers._begun(str(path), {"tiny": before | {"adapter": "digest"}})
         path.write_text("[{}]")
-        assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
+        assert cli.main(words) == 1 and "is not what this option writes" in capsys.readouterr().err
 
     def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
         template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
