@@ -276,8 +276,9 @@ def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Set
 def conversations(prompts: Prompts) -> list[Messages]:
     """Conversations where prompts are one or several of them; nothing where they are texts."""
     first: Any = prompts if isinstance(prompts, Mapping) else prompts[0]
-    one = first is prompts or (isinstance(first, Mapping) and "messages" not in first)
-    return [prompts] if one else [] if isinstance(first, str) else list(prompts)  # type: ignore
+    if first is prompts or (isinstance(first, Mapping) and "messages" not in first):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts) if isinstance(first, Mapping | list | tuple) else []  # type: ignore[arg-type]
 
 
 def bind(
