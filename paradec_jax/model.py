@@ -6,22 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.decode.machine.knobs import POSITIVE, SamplingKnobs, as_arrays, knob
+from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
 from paradec_jax.families import network_of
 from paradec_jax.tokenizer import Tokenizer
 
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling(SamplingKnobs):
-    """How answers are drawn where a model's files say it.
-
-    Attributes:
-      repetition_penalty: what scores of tokens that are there are divided by, or multiplied below 0.
-    """
-
-    repetition_penalty: float = knob(1.0, POSITIVE)
 
 
 def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,8 +22,8 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0} if fields.get("do_sample") else {}
     values = {name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()}
     values["top_k"] = values.get("top_k") or None  # 0 keeps all there
-    as_arrays(Sampling(**values))
-    return {name: value for name, value in values.items() if value != getattr(Sampling, name)}
+    as_arrays(RepetitionKnobs(**values))
+    return {name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +58,7 @@ class Model:
       chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
       special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
       head: what corrects the network's scores between its calls, or None.
-      sampling: fields of `Sampling` by name, for answers to conversations where the caller gives no knobs.
+      sampling: fields of `RepetitionKnobs` by name, for answers to conversations where the caller gives no knobs.
       decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8 --running"), or None.
     """
 

@@ -83,9 +83,7 @@ class RepetitionKnobs(SamplingKnobs):
         Log-probabilities that are kept are those without it.
     """
 
-    repetition_penalty: Float[Array, ""] | float = knob(
-        1.0, Range(lambda x: (x > 0) & (x < np.inf), "above 0 and finite")
-    )
+    repetition_penalty: Float[Array, ""] | float = knob(1.0, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
