@@ -226,7 +226,11 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
         counted = [i >= first for i in range(len(ids))]
         if not (alone or any(counted[1:])):
             continue
-        if not (alone or stop or any(i in spec.stop or words.stands_alone(i) for i in added[-3:])):
+        if not (
+            alone
+            or stop
+            or any(i in spec.stop or words.stands_alone(i) for i in words.encode(text.rstrip())[-1:])
+        ):
             notes.append("without an end of the turn that counts")
         whole, marks = rows[-1]
         if ids[: len(whole)] == whole:  # the prompt of this answer begins with the row before
