@@ -47,7 +47,6 @@ FORMAT_VERSION = 2
 NETWORK, HEAD = "network", ResidualHeadConfig.family
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
-NOTES = (".md", ".txt", ".png", "")  # kinds of files that no model reads
 FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
@@ -242,7 +241,7 @@ def digest_of(source: str) -> str:
     """SHA-256 of the digests of a model's files, whatever their form; notes beside them are none."""
     place, digest = locate(source), hashlib.sha256()
     for file in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if file.is_file() and file.name != MARKER and file.suffix not in NOTES:
+        if file.is_file() and file.name != MARKER and file.suffix not in (".md", ".txt", ""):
             digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()
 
