@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
-from paradec_jax.io import regular
+from paradec_jax.io import text_of
 from paradec_jax.model import Model, sampling_of
 from paradec_jax.template import check as check_template
 
@@ -108,7 +108,7 @@ def _read_chat(folder: Path) -> dict[str, Any]:
         path = folder / "tokenizer_config.json"
         given = json_if_there(path).get("chat_template")
         if file.exists():
-            path, given = file, regular(file).read_bytes().decode()
+            given = text_of(path := file)
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
             raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")

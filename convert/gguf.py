@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from paradec_jax import template as templates
 from paradec_jax.config import CausalConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.tensors import MAX_TENSORS, Lazy
 from paradec_jax.io import one_sentence, regular
 from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer, from_pieces
@@ -94,6 +94,11 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
             if end > len(self.data) or self.reads > MOST_READS:
                 raise ValueError("its header has a size beyond the end of the file, or too many values")
             return self.data[offset:end].view(kind.newbyteorder(override_order or self.byte_order))
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            if count > MAX_TENSORS:
+                raise ValueError(f"its header has {count} tensors, and {MAX_TENSORS} are allowed")
+            return super()._build_tensor_info(offs, count)
 
     def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)

@@ -31,10 +31,11 @@ STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_rslora": (True, False, None),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others begin with a change of W
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
-KNOWN = "r lora_alpha rank_pattern alpha_pattern use_rslora lora_dropout inference_mode task_type revision "
+KNOWN = "r lora_alpha rank_pattern alpha_pattern lora_dropout inference_mode task_type revision "
 KNOWN += (
     "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules layers_to_transform "
 )
@@ -69,6 +70,8 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
         archive = Archive(pickled)
         stored = named_tensors(archive, archive.tree)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
+    if len(tensors) < len(stored):
+        raise ConvertError(f"{folder} has a tensor under two names")
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
@@ -94,10 +97,11 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     ]
     if lacking and not fields.get("layers_to_transform"):
         note(f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}")
-    parts = {
-        path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
-        for path, (name, share, scale) in adapter.items()
-    }
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        parts = {
+            path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
+            for path, (name, share, scale) in adapter.items()
+        }
     return unflatten_dict(parts, sep="/")
 
 
