@@ -73,7 +73,8 @@ def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
             told = told.replace(f"field {field} ", f"field {key} ")
         raise ConvertError(told) from error
     except Exception as error:  # what is damaged raises errors of many kinds
-        raise ConvertError(f"{path} is missing, damaged or unknown: {one_sentence(error, 99)}") from error
+        why = "it lacks the field " * isinstance(error, KeyError) + one_sentence(error, 99)
+        raise ConvertError(f"{path} is missing, damaged or unknown: {why}") from error
 
 
 def _read(path: Path, dtype: str | None, words: bool) -> Model:
@@ -106,14 +107,8 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
             array = rearrange(array, "(h c two) ... -> (h two c) ...", h=heads, two=2)
         return array[index]
 
-    class Values(dict[str, Any]):
-        """The metadata."""
-
-        def __missing__(self, name: str) -> Any:
-            raise ConvertError(f"{path} lacks the field {name}")
-
     reader = Reader(regular(path))
-    values = Values({name: field.contents() for name, field in reader.fields.items()})
+    values = {name: field.contents() for name, field in reader.fields.items()}
     end = 0
     for begin, size, name in sorted((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors):
         if begin < end or begin % reader.alignment or begin > len(reader.data):

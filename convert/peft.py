@@ -25,7 +25,6 @@ from . import qwen2
 from .checkpoint import BY_FAMILY, all_finite
 from .engine import ConvertError, Row, Source, check_tensors, note, read_json
 from .fields import matches, write_json
-from .torch_files import Archive, named_tensors
 
 STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
@@ -64,11 +63,9 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             )
     rename = BY_FAMILY[config.family].plain_name
     file = folder / f"{STEM}.safetensors"
-    if file.exists() or not (pickled := file.with_suffix(".bin")).exists():
-        stored = open_tensors(file)
-    else:
-        archive = Archive(pickled)
-        stored = named_tensors(archive, archive.tree)
+    if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
+        raise ConvertError(f"{pickled} is a pickle, which is never unpickled; convert it to safetensors")
+    stored = open_tensors(file)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
         raise ConvertError(f"{folder} has a tensor under two names")

@@ -94,28 +94,6 @@ def test_drafts_change_inputs_alone():
     assert not differs[:, : -TASK.queries].any() and differs[:, -TASK.queries :].any()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PointerTask(names=25), "names must be from 2 to 24, not 25"),
-        (lambda: PointerTask(chains=5), "chains must divide the names"),
-        (lambda: PointerTask(queries=0), "queries must be at least 1"),
-        (lambda: pointer_problem(0, 0, "all"), "split must be one of train, tune, test"),
-        (lambda: pointer_problem(0, 0, task=TASK, nearest=4), "nearest must be from 0 to 3, not 4"),
-        (lambda: batches(curriculum=(Stage(1, 12, 2),)), "curriculum must ascend from batch 0"),
-        (lambda: batches(curriculum=(Stage(0, 10, 2),)), "chains must divide the names"),
-        (lambda: pointer_problems(0), "number of problems must be at least 1"),
-        (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
-        (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
-        (lambda: batches(curriculum=(Stage(0, 12, 2, rows=0),)), "rows must be at least 1"),
-        (lambda: batches(curriculum=(Stage(0, 12, 0),)), "recurrences must be at least 1"),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def plain(logits, targets, weights):
     return weighted(token_losses(logits, targets)[0], weights).mean
 
