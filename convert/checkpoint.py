@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from paradec_jax.template import check as check_template
 
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
-from .engine import ConvertError, read_json
+from .engine import ConvertError, Json, read_json
 from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
@@ -34,7 +34,7 @@ def opened(
     *,
     tokenizer: Path | None = None,
     weights: str | None = None,
-    of_blocks: Mapping[str, Any] | None = None,
+    of_blocks: Json | None = None,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
     """The whole model, its parameters read when they are asked for, tokenizer and chat template included.
@@ -65,7 +65,7 @@ def opened(
 
 @contextlib.contextmanager
 def _reading(
-    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Mapping[str, Any]
+    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Json
 ) -> Iterator[Model]:
     """What a converter reads; `of_blocks` is told to block diffusion alone."""
     module: ModuleType | None = None

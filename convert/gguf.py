@@ -22,7 +22,7 @@ from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer, from_pieces
 
 from . import qwen2
-from .engine import ConvertError, Source, note, table_shapes
+from .engine import ConvertError, Json, Source, note, table_shapes
 from .fields import present, token_ids
 
 FIELDS = {  # of config.json, and keys of the metadata without the architecture
@@ -144,7 +144,7 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
     return Model(config, params, spec, tokenizer, template, special_tokens=special)
 
 
-def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError where none does."""
     kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
     if kind not in qwen2.MODEL_TYPES:
@@ -183,7 +183,7 @@ def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": factor, **found}
 
 
-def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
+def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
     """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
     model, kind = values.get("tokenizer.ggml.model"), values.get("general.architecture")
     usual = "qwen2" if kind in ("qwen2", "qwen3") else None  # older files name none
@@ -214,7 +214,7 @@ def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     return Tokenizer(backend, str(path))
 
 
-def _special(values: Mapping[str, Any], vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
+def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
     """Special tokens, all that end a text, a turn or a message among them, and texts by their names in templates."""
     texts, model, pre = (values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre"))
 

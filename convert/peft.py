@@ -23,7 +23,7 @@ from paradec_jax.model import Model
 
 from . import qwen2
 from .checkpoint import BY_FAMILY, all_finite
-from .engine import ConvertError, Row, Source, check_tensors, note, read_json
+from .engine import ConvertError, Json, Row, Source, check_tensors, note, read_json
 from .fields import matches, write_json
 
 STEM, HOLDER = "adapter_model", "base_model.model."
@@ -165,7 +165,7 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
     return axes, modules
 
 
-def _patterns(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
     """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here none is run."""
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given):
@@ -176,7 +176,7 @@ def _patterns(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     return [(f".{part}".replace(".^", "^.").rstrip("$"), value) for part, value in each]
 
 
-def _rank_and_scale(fields: Mapping[str, Any], ranks: Any, scales: Any, module: str) -> tuple[int, float]:
+def _rank_and_scale(fields: Json, ranks: Any, scales: Any, module: str) -> tuple[int, float]:
     """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
     found: list[Any] = []
     for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):

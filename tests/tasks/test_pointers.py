@@ -67,33 +67,6 @@ def test_targets_follow_one_pointer_more_after_each_recurrence():
         assert tokenizer.decode(answer).split() == ["=", *tokenizer.decode(targets[-1, :-1]).split()]
 
 
-def test_the_prompt_is_asked_for_the_key_of_each_entry_and_the_first_token():
-    tokenizer, batch = build_tokenizer(), next(batches())
-    for row, wanted, weights in zip(
-        batch["tokens"], batch["prompt_targets"], batch["prompt_weights"], strict=True
-    ):
-        table, _ = read(tokenizer.decode(row[1 : len(wanted)]))
-        asked = np.flatnonzero(weights)
-        assert asked[-1] == len(wanted) - 1 and wanted[-1] == row[len(wanted)]
-        told = [tokenizer.decode([x]).strip() for x in wanted[asked[:-1]]]
-        assert {
-            key: tokenizer.decode([row[at]]).strip() for key, at in zip(told, asked, strict=False)
-        } == table
-
-
-def test_batches_follow_the_curriculum():
-    found = [batches().make(index) for index in range(3)]
-    assert found[2]["tokens"].shape == (4, 1 + 3 * 9 + 1 + 2 * 7 + 1)
-    assert [batch["recurrences"] for batch in found] == [1, 1, 5]
-
-
-def test_drafts_change_inputs_alone():
-    clean, noisy = next(batches()), next(batches(noisy_share=1.0))
-    assert np.array_equal(clean["targets"], noisy["targets"])
-    differs = clean["tokens"] != noisy["tokens"]
-    assert not differs[:, : -TASK.queries].any() and differs[:, -TASK.queries :].any()
-
-
 def plain(logits, targets, weights):
     return weighted(token_losses(logits, targets)[0], weights).mean
 
