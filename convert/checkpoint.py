@@ -31,10 +31,10 @@ GGUF, LIGHTNING = ".gguf", ".ckpt"
 def opened(
     path: Path,
     dtype: str | None = None,
-    *,
     tokenizer: Path | None = None,
     weights: str | None = None,
     of_blocks: Json | None = None,
+    *,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
     """The whole model, its parameters read when they are asked for, tokenizer and chat template included.

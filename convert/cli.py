@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -57,8 +57,7 @@ def import_model(
     """
     check_replaceable(dst, overwrite)
     of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
-    options: Any = {"allow_nonfinite": allow_nonfinite, "of_blocks": of_blocks}
-    with opened(locate(src), dtype, tokenizer=tokenizer, weights=weights, **options) as model:
+    with opened(locate(src), dtype, tokenizer, weights, of_blocks, allow_nonfinite=allow_nonfinite) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)
 
@@ -102,19 +101,16 @@ def check_model(
       allow_nonfinite: take weights that are NaN or infinite.
     """
     check_numbers(check_model, locals(), {})
-    if logits is not None and torch is None:
-        recorded = _read_arrays(logits)
-    elif torch is not None and logits is None:
-        recorded = torch_check.record(torch)
-    else:
+    if (logits is None) == (torch is None):
         raise ConvertError("exactly one of --logits and --torch must be given")
+    recorded = torch_check.record(torch) if torch else _read_arrays(logits or Path())
     model = store.load(src, dtype="float32", allow_nonfinite=allow_nonfinite)
-    passed = True
+    failed = 0
     for name, error in checking.errors(model, recorded):
-        good = error <= tolerance  # false for NaN
-        passed &= good
-        print(f"{name}: largest absolute error {error:.2e}, {'ok' if good else f'above {tolerance:.0e}'}")
-    return 0 if passed else 1
+        failed |= not error <= tolerance  # true for NaN
+        word = "ok" if error <= tolerance else f"above {tolerance:.0e}"
+        print(f"{name}: largest absolute error {error:.2e}, {word}")
+    return failed
 
 
 COMMANDS = {"import": import_model, "export": export_model, "check": check_model}
@@ -129,7 +125,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _report(verb: str, model: Model, folder: Path) -> int:
-    trees = [model.params] if model.head is None else [model.params, model.head.params]
+    trees = [part.params for part in (model, model.head) if part is not None]
     count = sum(math.prod(leaf.shape) for tree in trees for leaf in flatten_dict(tree).values())
     kinds = f"{model.config.param_dtype}, computing in {model.config.dtype}"
     print(f"{verb} {count:,} parameters ({kinds}) to {folder}")

@@ -77,8 +77,7 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
         fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(archive)
         if not fields:
             raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
-        raw = torch_files.state_dict(archive, plain_name)
-        model = read(raw, fields, dtype)
+        model = read(torch_files.state_dict(archive, plain_name), fields, dtype)
         if weights == "ema":
             order = parameter_order(cast(MaskedDiffusionConfig, model.config))
             model = read(torch_files.averages(archive, order), fields, dtype)
@@ -196,7 +195,7 @@ def format_config(config: MaskedDiffusionConfig) -> dict[str, Any]:
     """The official config fields, without special tokens."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
     kind = {"architectures": ["MDLM"], "model_type": MODEL_TYPES[0], "return_dict": False}
-    return FIXED | fields | kind | {"torch_dtype": config.dtype}
+    return {**FIXED, **fields, **kind, "torch_dtype": config.dtype}
 
 
 def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
@@ -205,8 +204,7 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    names = ("bos", "eos", "pad", "mask")
-    ids = {name: token_ids(fields, f"{name}_token_id", vocab_size) for name in names}
+    ids = {name: token_ids(fields, f"{name}_token_id", vocab_size) for name in ("bos", "eos", "pad", "mask")}
     if not ids["mask"] and vocab_size in TOKENS:
         return TOKENS[vocab_size]
     return TokenSpec(

@@ -5,12 +5,10 @@ SDAR may hold a residual head beside its backbone.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
 from . import mrp, qwen2
@@ -73,21 +71,14 @@ def write(folder: Path, model: Model) -> None:
             f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
             f"with biases in place of norms, that of {FAST}"
         )
-    name = "SDAR" if kind == SDAR else FAST
-    more: dict[str, Any] = {
-        of_block: config.block,
-        "model_type": kind,
-        "architectures": [f"{name}ForCausalLM"],
-    }
+    more: dict[str, Any] = {of_block: config.block, "model_type": kind}
+    more["architectures"] = [f"{'SDAR' if kind == SDAR else FAST}ForCausalLM"]
     if alignment != usual:
         more[ALIGNMENT] = alignment
     if config.blocks is not None:
         more[LENGTHS] = list(config.blocks)
-    further: Mapping[str, Lazy] = {}
-    if model.head is not None:
-        further, of_head = mrp.export(model.head, config)
-        more |= of_head
-    qwen2.write_layout(folder, model, layout, more, further)
+    further, of_head = mrp.export(model.head, config) if model.head else ({}, {})
+    qwen2.write_layout(folder, model, layout, more | of_head, further)
 
 
 def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:

@@ -116,7 +116,7 @@ def generate(
     """
     check_number("every", every)
     setting = choose(model.family, model.decoder) if decoder is None else Setting("", decoder)
-    if knobs is None and prompts and conversations(prompts) and not getattr(decoder, "greedy", False):
+    if knobs is None and conversations(prompts) and not getattr(decoder, "greedy", False):
         setting = answering(model, setting)
     decoder, knobs = setting.decoder, setting.knobs if knobs is None else knobs
     task = continuation_task(
@@ -213,15 +213,12 @@ def continuation_task(
 ) -> Task:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
     tokenizer, spec = tokenizer_of(model), model.token_spec
-    if isinstance(prompts, str):
-        raise ValueError(f"prompts must be a list of texts, not {prompts!r:.60}")
-    if not prompts:
-        raise ValueError("prompts must hold at least one text")
     check_number("max_new_tokens", max_new_tokens)
     check_number("samples", samples)
-    if isinstance(stop_strings, str) or not all(isinstance(text, str) and text for text in stop_strings):
+    if not isinstance(stop_strings, list | tuple) or {type(x) if x else "" for x in stop_strings} - {str}:
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
     check_number("bucket", bucket, 1, max(BUCKET, model.network.max_length))
+    max_new_tokens = int(max_new_tokens)  # NumPy's wraps around
     canvas = getattr(decoder, "any_order", False)
     texts: Any = prompts
     if chats := conversations(prompts):
@@ -265,16 +262,26 @@ def continuation_task(
 def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Setting:
     """The setting with the model's own sampling, but for what is given; a line on standard error tells of it."""
     drawn = {name: value for name, value in model.sampling.items() if name not in given}
-    knobs = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
+    knobs: Any = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
     words = [f"{name} {drawn[name]:g}" + " (not applied)" * (name not in knobs) for name in drawn]
-    if words:
+    if drawn:
         line = f"{type(setting.decoder).__name__} takes from the model's files: {', '.join(words)}"
         print(line, file=sys.stderr)
-    return setting.changed(knobs) if knobs else setting
+    if setting.decoder.top_p_rule == "keep" and "top_p_rule" not in given:
+        knobs["top_p_rule"] = "keep-renormalised"  # transformers' order
+    return setting.changed(knobs) if drawn else setting
 
 
 def conversations(prompts: Prompts) -> list[Messages]:
-    """Conversations where prompts are one or several of them; nothing where they are texts."""
+    """Conversations where prompts are one or several of them; nothing where they are texts.
+
+    Raises:
+      ValueError: prompts that are no list, or an empty one.
+    """
+    if isinstance(prompts, str) or not hasattr(prompts, "__getitem__"):
+        raise ValueError(f"prompts must be a list of texts, not {prompts!r:.60}")
+    if not len(prompts):
+        raise ValueError("prompts must hold at least one text")
     first: Any = prompts if isinstance(prompts, Mapping) else prompts[0]
     if first is prompts or (isinstance(first, Mapping) and "messages" not in first):
         return [prompts]  # type: ignore[list-item]

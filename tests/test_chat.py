@@ -234,7 +234,9 @@ class TestAnswers:
 
     def test_a_conversation_is_drawn_as_the_model_s_files_say(self, monkeypatch, capsys):
         seen, (model, decoder) = [], speaker(TURNS)
-        monkeypatch.setattr(Task, "run", lambda task, knobs, every: seen.append(knobs))
+        monkeypatch.setattr(
+            Task, "run", lambda task, *given: seen.append((given[0], task.decoder.top_p_rule))
+        )
         monkeypatch.setattr(pd.Model, "network", decoder.network)
         model = dataclasses.replace(model, sampling={"temperature": 0.6, "penalty": 1.1}, decoder="jacobi")
         for prompts, of, knobs in (
@@ -246,7 +248,8 @@ class TestAnswers:
         ):
             pd.generate(model, prompts, of, knobs=knobs, max_new_tokens=1)
         drawn = [kind.Knobs(temperature=0.6) for kind in (pd.Jacobi, decoder)]
-        assert seen == [*drawn, None, decoder.Knobs(), None]
+        keeps = ["keep-renormalised"] * 2 + ["keep"] * 3
+        assert seen == list(zip([*drawn, None, decoder.Knobs(), None], keeps, strict=True))
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 2 and lines[0].endswith("files: temperature 0.6, penalty 1.1 (not applied)")
 

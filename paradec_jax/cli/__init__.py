@@ -25,6 +25,10 @@ app.command(name="demo")(demo_command)
 app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
 QUICK = (["demo"], ["compare"], ["generate"])  # first words of commands that wait for no other
+# An option and the word after it where a value is missing.
+MISSING = (
+    r"--((model|data|held-out|out|base|adapter|judge|real|texts|html|beside|decoder|stop)(= | $)|model --)"
+)
 
 
 def _use_compilation_cache() -> None:
@@ -45,8 +49,8 @@ def _arguments(argv: Sequence[str]) -> list[str]:
         argv = ["generate", *generate.with_decoder(argv[1:])]
     words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        if word in ("--model", "--out", "--html", "--texts") and (not after or after.startswith("--")):
-            raise ValueError(f"{word} needs a value")
+        if re.match(MISSING, f"{word} {after}"):
+            raise ValueError(f"{word.rstrip('=')} needs a value")
         if word != "--model" or argv[0] != "compare":
             words.append(word)
         if word == "--json" and not (after == "-" or after.endswith(".json")):
@@ -56,9 +60,10 @@ def _arguments(argv: Sequence[str]) -> list[str]:
 
 def _as_typed(text: str, argv: Sequence[str]) -> str:
     """A message whose names of fields are the options as they are typed, those of the command line."""
-    for option in re.findall(r"--[\w-]+", " ".join(argv)):
+    for option in re.findall(r"--[\w.-]+", " ".join(argv)):
         name = option[2:].replace("-", "_")
-        after = r"\b" if "_" in name else "(?= (must|needs|is no|of at) )"  # of a word that is no name
+        # A word that is no name elsewhere is one before these.
+        after = r"\b" if re.search("[_.]", name) else "(?= (must|needs|is no|of at) )"
         text = re.sub(rf"(?<!\S){name}{after}", option, text)
     return re.sub(r"allow=\((.*?),?\)", lambda parts: "--allow " + re.sub("[',]", "", parts[1]), text)
 

@@ -24,6 +24,7 @@ from paradec_jax.generate import tokenizer_of
 # Options of answers alone, and of texts alone.
 OF_ANSWERS = ("data", "problems", "timed", "new_tokens", "batch", "decoder")
 OF_TEXTS = ("real", "samples", "length", "texts")
+OPTIONS = ("judge", *OF_ANSWERS, *OF_TEXTS)
 
 # Titles and notes are formats of the fields of the row in bold or else the first, columns those of each row.
 TITLE = "{model}: {problems} problems ({data}), seed {seed}"
@@ -142,6 +143,7 @@ def compare_command(
         command goes on with those that are missing.
     """
     check_numbers(compare_command, locals(), {})
+    given: Any = {name: of for name, of in locals().items() if name in OPTIONS and of not in (None, ())}
     check_place("json", json)
     check_place("texts", texts)
     sources = list(dict.fromkeys(name for word in model for name in _models(word)))
@@ -149,10 +151,6 @@ def compare_command(
     models = {name: store.load(place, dtype=dtype, adapter=adapter) for name, place in places.items()}
     families = list(dict.fromkeys(one.family for one in models.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
-    options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}
-    options |= {"new_tokens": new_tokens, "batch": batch, "decoder": decoder or None}
-    options |= {"real": real, "samples": samples, "length": length, "texts": texts}
-    given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name in (OF_ANSWERS if family.texts else OF_TEXTS):
             raise ValueError(f"--{name.replace('_', '-')} is no option of family {family.name}")

@@ -47,7 +47,9 @@ class Ranged:
         check_numbers(type(self), vars(self), self.BOUNDS)
 
 
-def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions: int = MOST) -> None:
+def check_numbers(
+    owner: Any, values: Mapping[str, Any], bounds: Any, positions: int = MOST, within: str = ""
+) -> None:
     """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity always.
 
     Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and at most
@@ -59,6 +61,7 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions:
       values: values by name.
       bounds: least and most by name.
       positions: positions of the model, where there is one.
+      within: what stands before the names in a message.
 
     Raises:
       ValueError: the name, what is allowed and the value.
@@ -72,7 +75,7 @@ def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions:
         most = MOST_RECURRENCES if name.endswith("recurrence") else positions
         usual = (int(getattr(owner, name, 1) != 0), most) if whole else (0, LARGEST)
         for value in given if given and isinstance(given, tuple | list) else (given,):
-            check_number(name, value, *bounds.get(name, usual), whole)  # type: ignore[call-arg]
+            check_number(within + name, value, *bounds.get(name, usual), whole)  # type: ignore[call-arg]
 
 
 def check_number(name: str, value: Any, least: float = 1, most: float = MOST, whole: bool = True) -> None:

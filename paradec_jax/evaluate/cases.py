@@ -75,8 +75,10 @@ def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budge
         room = model.network.max_length - tokens.shape[1]
         budget = max(least, min(-(-least // BUCKET) * BUCKET, room))
     if tokens.shape[1] + budget > (most := model.network.max_length):
-        which = f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow"
-        raise ValueError(f"{which}: more than the {most} positions the model was built for")
+        raise ValueError(
+            f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow: more than "
+            f"the {most} positions the model was built for"
+        )
     return Prompts(tokens, lengths, _keys(seed, len(problems)), budget, model.token_spec.stop)
 
 

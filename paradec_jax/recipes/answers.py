@@ -38,8 +38,10 @@ def asked(
     spec, room = ending(model), model.network.max_length - new_tokens
     most_ids = room - block - 8  # what is rounded up
     if most_ids < 2:
-        size = f"the {model.network.max_length} positions of the model"
-        raise ValueError(f"new_tokens {new_tokens} leave no room for a prompt in {size}")
+        raise ValueError(
+            f"new_tokens {new_tokens} leave no room for a prompt in the {model.network.max_length} positions of the "
+            "model"
+        )
     first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
     fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
     if not fit:

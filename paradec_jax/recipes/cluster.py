@@ -4,13 +4,13 @@ import dataclasses
 
 import jax
 
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.train import initialize
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster(Ranged):
+class Cluster:
     """Processes and their mesh; one device of one process unless something else is given or found.
 
     Attributes:
@@ -32,10 +32,13 @@ class Cluster(Ranged):
     fsdp: int | None = None
     tensor: int = 1
 
-    BOUNDS = {"process": (0, 65535)}  # noqa: RUF012
-
     def join(self) -> jax.sharding.Mesh | None:
-        """Finds the other processes, before anything asks for a device, and makes the mesh; None for one device."""
+        """Finds the other processes, before anything asks for a device, and makes the mesh; None for one device.
+
+        Raises:
+          ValueError: numbers out of range.
+        """
+        check_numbers(Cluster, vars(self), {"process": (0, 65535)}, within="cluster.")
         initialize(self.coordinator, self.processes, self.process, heartbeat_s=self.heartbeat_s)
         if jax.process_count() == 1 and (self.data, self.fsdp, self.tensor) == (1, None, 1):
             return None

@@ -65,7 +65,7 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
         recipe = read_object(path)
         mark, before, now = recipe.pop("mark", None), recipe.pop("weights", {}), mine.pop("weights", {})
         differs = [name for name in mine | recipe if mine.get(name) != recipe.get(name)]
-        differs = [name for name in differs if name in FIXED or not allow]
+        differs = [f"--{name.replace('_', '-')}" for name in differs if name in FIXED or not allow]
         differs += [f"weights of {name}" for name in before if now.get(name, before[name]) != before[name]]
         if differs:
             raise ValueError(

@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import tyro
-
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import BlockDenoising
@@ -22,7 +20,7 @@ from paradec_jax.model import Model, ResidualHead
 from paradec_jax.models.residual_head import ResidualHeadNetwork, inherited
 from paradec_jax.objective import Objective
 from paradec_jax.recipes.answers import here, speed
-from paradec_jax.recipes.run import Job
+from paradec_jax.recipes.run import Bare, Job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Head(Ranged):
     depth: int = 3
     init: Literal["zero_gain", "inherited", "normal_0.2", "ordinary"] = "zero_gain"
     chunk: int | None = 32
-    rules: tyro.conf.OmitArgPrefixes[ResidualRules] = ResidualRules(unroll=2)  # noqa: RUF009
+    rules: Bare[ResidualRules] = ResidualRules(unroll=2)  # noqa: RUF009
 
     families: ClassVar[tuple[str, ...]] = ("block_diffusion",)
     without: ClassVar[tuple[str, ...]] = ("lora", "blend")

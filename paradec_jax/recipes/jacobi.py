@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
-import tyro
 
 from paradec_jax import decode
 from paradec_jax.config.bounds import Ranged
@@ -34,7 +33,7 @@ from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
 from paradec_jax.recipes.answers import MEASURED, answers, asked, batches, ending, here
 from paradec_jax.recipes.folder import by_first
-from paradec_jax.recipes.run import Job, Stopped, length_of
+from paradec_jax.recipes.run import Bare, Job, Stopped, length_of
 from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.recipe import checksums
 
@@ -69,7 +68,7 @@ class Jacobi(Ranged):
     rehearse: float = 0.2
     cllm: bool = False
     chunk: int | None = 256
-    rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
+    rules: Bare[ConsistencyRules] = RULES
 
     BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
     families: ClassVar[tuple[str, ...]] = ("causal",)

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import tyro
-
 from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
@@ -13,7 +11,7 @@ from paradec_jax.data.text import WindowMaker
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.model import Model
 from paradec_jax.models import batch_flops
-from paradec_jax.recipes.run import Job, length_of
+from paradec_jax.recipes.run import Bare, Job, length_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Masked(Ranged):
     """
 
     chunk: int | None = 256
-    rules: tyro.conf.OmitArgPrefixes[BoundRules] = BoundRules()  # noqa: RUF009
+    rules: Bare[BoundRules] = BoundRules()  # noqa: RUF009
 
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
     without: ClassVar[tuple[str, ...]] = ("packed",)

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from tyro.conf import OmitArgPrefixes, arg
 
 from paradec_jax import store
 from paradec_jax.config.bounds import Ranged, check_number
@@ -49,6 +50,10 @@ LENGTH = 1024  # positions of the longest row where nothing is given
 MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "checkpoint_every"}
 MAY_DIFFER |= {"allow", "cluster", "rows"}
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
+
+T = TypeVar("T")
+# Options of a part that have no prefix, and whose errors tyro passes on.
+Bare = OmitArgPrefixes[Annotated[T, arg(name="")]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,8 +132,9 @@ class Run(Ranged):
     cluster: Cluster = Cluster()  # noqa: RUF009
 
     BOUNDS = {  # noqa: RUF012
-        **dict.fromkeys(("warmup", "cooldown", "layers", "blend", "ema"), (0, 1)),
+        **dict.fromkeys(("warmup", "cooldown", "layers", "blend"), (0, 1)),
         **dict.fromkeys(("learning_rate", "adam_learning_rate", "weight_decay"), (0, 10)),
+        "ema": (0, 0.999999),
         "batch_tokens": (1, 2**26),
     }
 
@@ -240,8 +246,11 @@ class Job:
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
         if (done := int(state.step)) < updates:
             if jax.process_index() == 0:
-                over = f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
-                print(f"{over}: the same command goes on from there", flush=True)
+                print(
+                    f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}: "
+                    "the same command goes on from there",
+                    flush=True,
+                )
             raise Stopped(0)
         after = averaged(state)
         if run.lora is not None:
@@ -367,8 +376,10 @@ def train(objective: Any, run: Run) -> None:
         jax.config.update("jax_default_matmul_precision", run.products)
     stored = store.load(run.model, mesh=mesh)
     if stored.family not in objective.families:
-        suited = " and ".join(objective.families)
-        raise ValueError(f"{name} trains models of family {suited}, and {run.model} is of {stored.family}")
+        raise ValueError(
+            f"{name} trains models of family {' and '.join(objective.families)}, "
+            f"and {run.model} is of {stored.family}"
+        )
     for option in getattr(objective, "without", ()):
         if getattr(run, option) != getattr(Run, option):
             raise ValueError(f"{option} is no option of {name}")

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import tyro
 
 from paradec_jax import decode, store
 from paradec_jax.config.bounds import Ranged
@@ -28,7 +27,7 @@ from paradec_jax.model import Model
 from paradec_jax.recipes.answers import MEASURED, ROWS, answers, here
 from paradec_jax.recipes.folder import by_first
 from paradec_jax.recipes.masked import windows
-from paradec_jax.recipes.run import Job, averaged, length_of
+from paradec_jax.recipes.run import Bare, Job, averaged, length_of
 from paradec_jax.train import Evaluate, Rounds, TrainState
 
 
@@ -52,7 +51,7 @@ class Sdtt(Ranged):
     reset_optimizer: bool = False
     reset_ema: bool = False
     chunk: int | None = 32
-    rules: tyro.conf.OmitArgPrefixes[DistillationRules] = SDTT
+    rules: Bare[DistillationRules] = SDTT
 
     BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)

@@ -99,7 +99,7 @@ def difference(name: str, before: Any, now: Any, last: str = "") -> str:
 def check_allowed(allow: Iterable[str]) -> None:
     """Refuses names of which no recipe has a part. Raises ValueError."""
     if isinstance(allow, str) or set(allow) - set(NAMES):
-        raise ValueError(f"allow must be a tuple of names among {', '.join(NAMES)}, not {allow!r}")
+        raise ValueError(f"allow must hold names among {', '.join(NAMES)}, not {', '.join(allow)!r}")
 
 
 def shapes(tree: PyTree) -> dict[str, str]:

@@ -12,6 +12,7 @@ from paradec_jax.cli import compare, generate
 from paradec_jax.cli.options import NAMES, rows_of
 from paradec_jax.convert.cli import COMMANDS
 from paradec_jax.recipes import OBJECTIVES
+from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.recipes.run import Run
 
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
@@ -39,7 +40,9 @@ def of_dataclass(name, options):
     """A dataclass and those among its fields."""
     yield name, type(options), lambda **given: dataclasses.replace(options, **given)
     for field, value in vars(options).items():
-        if dataclasses.is_dataclass(value) and field != "spec":
+        if isinstance(value, Cluster):
+            yield name, Cluster, lambda **given: Cluster(**given).join()
+        elif dataclasses.is_dataclass(value) and field != "spec":
             yield from of_dataclass(name, value)
 
 
@@ -73,6 +76,13 @@ SAID = {
     "train sft --learning-rate -1": "--learning-rate must be at least 0, not -1.0",
     "train sft --seed 9223372036854775808": "--seed must be at most 9223372036854775807, not 9223372036854775808",
     "train sft --out ''": "--out needs a value",
+    "train sft --held-out=": "--held-out needs a value",
+    "train sft --ema 1": "--ema must be at most 0.999999, not 1.0",
+    "train sft --cluster.data -1": "--cluster.data must be at least 1, not -1",
+    "train jacobi --ar-weight nan": "--ar-weight must be at most 1e+37, not nan",
+    "generate jacobi --stop ''": "--stop needs a value",
+    "generate jacobi --top-p-rule x": "--top-p-rule must be one of drop, keep,",
+    "generate jacobi --block 200 --blocks 200": "--blocks must be at most 2, not 200",
     "train jacobi --block 1": "--block must be at least 2, not 1",
     "train sdtt --rounds 1000000000": "--rounds must be at most 31, not 1000000000",
     "generate jacobi --block 1000000": "--block must be at most 512, not 1000000",

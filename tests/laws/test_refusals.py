@@ -105,6 +105,7 @@ REFUSED = {
     "Jacobi(block=8.5)": "block must be a whole number, not 8.5",
     "Lookahead(guesses='x')": "guesses must be a whole number, not 'x'",
     "Jacobi(CAUSAL, 65, block=65)": "block must be at most 64, not 65",
+    "AutoRegressive(top_p_rule='x')": "top_p_rule must be one of drop, keep,",
     "run(AutoRegressive(CAUSAL, 64.5))": "size must be a whole number, not 64.5",
     "Jacobi(pool=-1)": "pool must be at least 0, not -1",
     "Jacobi(pool=2, candidates=1)": "2 with a pool, not 1",

@@ -159,7 +159,9 @@ def test_a_run_is_claimed_once():
     (run / "data").mkdir(parents=True)
     mark, before = claim(run, OPTIONS), (run / "recipe.json").read_bytes()
     for change, allow in ({"data": "two"}, ()), ({"weights": {"m": "2"}}, ("data",)):
-        with pytest.raises(ValueError, match=r"begun with other (data|weights of m): choose another folder"):
+        with pytest.raises(
+            ValueError, match=r"begun with other (--data|weights of m): choose another folder"
+        ):
             claim(run, OPTIONS | change, allow)
     assert claim(run, OPTIONS | {"weights": {"m": "1", "base": "3"}}) == mark
     assert (run / "recipe.json").read_bytes() == before

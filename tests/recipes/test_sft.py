@@ -66,8 +66,8 @@ REFUSED = [
     (("--base", "none"), "--base wants --blend below 1, and no --lora"),
     (("--base", "tiny-jacobi", "--blend", 0.5), "base must be a model of one shape with"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
-    (("--out", "WHOLE"), "was begun with other seed: choose another folder with --out"),
-    (("--out", "WHOLE", "--allow", "data", "--layers", 0.5), "was begun with other layers: choose"),
+    (("--out", "WHOLE"), "was begun with other --seed: choose another folder with --out"),
+    (("--out", "WHOLE", "--allow", "data", "--layers", 0.5), "was begun with other --layers: choose"),
 ]
 
 

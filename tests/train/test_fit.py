@@ -191,7 +191,7 @@ def test_what_is_allowed_is_the_run_from_then_on(tmp_path):
     with pytest.raises(ValueError, match=r"other steps \[3 there, 2 here\].* allow=\(.steps.,\)$"):
         train(tmp_path, steps=2)
     for allow in ("steps", ("stpes",)):
-        with pytest.raises(ValueError, match=r"allow must be a tuple of names among .*, not "):
+        with pytest.raises(ValueError, match=r"allow must hold names among .*, not "):
             Checkpoint(tmp_path, allow=allow)
     with pytest.raises(ValueError, match="the state has 3 updates, which is beyond steps=2"):
         train(tmp_path, steps=2, of_hooks={"allow": ("steps",)})

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config.bounds import MOST, check_number
 from paradec_jax.decode.machine.candidates import Reading, Sizes, distinct, forward_candidates, of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
@@ -116,6 +116,7 @@ class Jacobi(DecoderBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("block", self.block, 2)  # one token drafts nothing
+        check_number("blocks", self.blocks, 1, getattr(self.network, "max_length", MOST) // self.block)
         if self.running and self.blocks > 1:
             raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
         if self.num_candidates < 1 + bool(self.pool):

@@ -11,14 +11,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import MOST, check_number, check_numbers
+from paradec_jax.config.bounds import MOST, check_number, check_numbers, check_words
 from paradec_jax.decode.machine import rows as row_state
 from paradec_jax.decode.machine.knobs import UNLIMITED, RepetitionKnobs, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import earlier, is_hot, log_probability, penalised, sample
+from paradec_jax.decode.rules.sampling import TOP_P_RULES, earlier, is_hot, log_probability, penalised, sample
 from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn.precision import at_least_float32
 
@@ -86,6 +86,7 @@ class DecoderBase(abc.ABC):
 
     def __post_init__(self) -> None:
         check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
+        check_words(self, top_p_rule=TOP_P_RULES)
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:

@@ -85,8 +85,6 @@ def filtered_probabilities(
     "keep-renormalised" renormalise first what top-k left (the serving engine of Jacobi Forcing, which accepts a draft
     x when u < p(x); SDAR and transformers).
     """
-    if top_p_rule not in TOP_P_RULES:
-        raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
     vocab = logits.shape[-1]
     probs = jax.nn.softmax(tempered(logits, knobs.temperature), axis=-1)
 
