@@ -15,19 +15,20 @@ import pytest
 import paradec_jax
 
 ROOT = Path(__file__).parents[2]
-# Rooms of the package, which hold all of its files, and their tokens.
+# Rooms of the package, which hold all of its files, and their tokens: about one in a hundred more than they hold.
 ROOMS = {
-    ("config", "nn", "models", "noise", "sharding"): 29_480,
-    ("decode",): 47_843,
-    ("losses",): 12_130,
-    ("train",): 10_411,
-    ("data",): 9_984,
-    ("recipes",): 10_921,
-    ("evaluate",): 14_379,
-    ("store", "model", "disk", "io"): 4_457,
-    ("families", "generate", "infill", "chat", "template", "tokenizer", "facts"): 8_602,
-    ("cli",): 10_056,
-    ("__init__", "convert", "lora", "objective", "stop_strings", "timing"): 3_305,
+    ("config", "nn", "models", "noise", "sharding"): 29_000,
+    ("decode",): 46_950,
+    ("losses",): 11_820,
+    ("train",): 10_320,
+    ("data",): 10_220,
+    ("recipes",): 11_330,
+    ("evaluate",): 14_130,
+    ("chat", "template", "tokenizer", "stop_strings"): 6_010,
+    ("store", "model", "lora", "disk", "io"): 6_130,
+    ("families", "generate", "infill", "facts"): 5_800,
+    ("cli",): 9_860,
+    ("__init__", "convert", "objective", "timing"): 1_530,
 }
 FOLDERS = {"paradec_jax": 161_500, "convert": 20_500, "experiments": 114_000, "tests": 284_000}
 NAMES = 1_520  # functions and classes of the package, with methods and inner functions

@@ -16,7 +16,7 @@ from paradec_jax.recipes.cluster import Cluster
 from paradec_jax.recipes.run import Run
 
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
-ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta scale"
+ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta"
 NEGATIVE = "exit_threshold momentum noise init_scale seed"
 LATER = "block", "mask"  # of `import`, whose config refuses them once the release is known (tests/convert)
 

@@ -200,8 +200,6 @@ REFUSED = {
     "Residual(head_rule='factor')": "head_rule must be one of static, dynamic, not 'factor'",
     "Residual(rule='static', head_rule='dynamic')": "must be dynamic or threshold, not 'static'",
     "Residual(head='zero', mix='none')": "mix 'none' takes the head's answer .* not be 'zero'",
-    "run(headed('zero'), scale=2.0)": "scale needs heads of at least 1, not 0",
-    "run(headed(RIGHT), params=TWO, scale=-2.0)": "scale must be at least 0",
     "run(headed(RIGHT), params=TWO, head_threshold=-1.0)": "head_threshold must be at least 0",
     "run(headed(RIGHT), params=TWO, enough=0)": "enough must be at least 1, not 0",
     "run(headed(RIGHT), params=TWO, steps=5)": "steps must be at most the block's 4, not 5",

@@ -5,29 +5,15 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import ZERO, HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
-from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
 
 HEAD_RULES = ("static", "dynamic")
 MIXES = ("sum", "none")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ResidualKnobs(HeadKnobs):
-    """Denoising, when the head is asked, and how much it says.
-
-    Attributes:
-      scale: factor of the residual; None is 1.
-    """
-
-    scale: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=("heads", 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +50,7 @@ class Residual(HeadDecoder):
     rule: str = "dynamic"
     head_rule: str = "static"
     mix: str = "sum"
-    Knobs: ClassVar[type] = ResidualKnobs
+    Knobs: ClassVar[type] = HeadKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,13 +68,13 @@ class Residual(HeadDecoder):
         """Heads that run."""
         return int(self.head != ZERO)
 
-    def init(self, params: Any, request: Request, knobs: ResidualKnobs) -> HeadCanvas:
+    def init(self, params: Any, request: Request, knobs: HeadKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
         state, given = fresh_with_head(self, request), request.tokens.shape[1]
         state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
 
-    def step(self, params: Any, state: HeadCanvas, knobs: ResidualKnobs) -> tuple[HeadCanvas, Denoised]:
+    def step(self, params: Any, state: HeadCanvas, knobs: HeadKnobs) -> tuple[HeadCanvas, Denoised]:
         """One call of the network and K of the head: steps in each row's open block, or a store, or both.
 
         In the info `where`, `tokens` and `scores` are those of 1 + K rounds, [B, 1 + K, W].
@@ -97,7 +83,7 @@ class Residual(HeadDecoder):
         return self._denoise(params, state, call, knobs)
 
     def _denoise(
-        self, params: Any, state: HeadCanvas, call: BlockRead, knobs: ResidualKnobs
+        self, params: Any, state: HeadCanvas, call: BlockRead, knobs: HeadKnobs
     ) -> tuple[HeadCanvas, Denoised]:
         """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
         network, before, hidden, going = self.network, state, call.hidden, call.reads
@@ -108,8 +94,6 @@ class Residual(HeadDecoder):
                 # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
                 asks, first = jnp.any(masked, axis=1), call if k == 1 else None
                 residual, state = ask_head(self, params, state, hidden, asks, call=first)
-                if knobs.scale is not None:
-                    residual = (knobs.scale * residual).astype(residual.dtype)
                 hidden = hidden + residual if self.mix == "sum" else residual
                 # Its quota is one position, whatever the network's. Its noise is that of steps that no call has.
                 rule, rule_knobs = self.head_rule, dataclasses.replace(knobs, steps=None)
