@@ -90,8 +90,10 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B W W"]:
-    """Candidates, none of which sees another, and a block after the carrier, which it sees (2 of 2, the second).
+def windows(
+    own: Bool[Array, "w w"], count: int, sees: Int[Array, "*B R R"] | None = None
+) -> Bool[Array, "*B W W"]:
+    """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees the first).
 
     ::
 
@@ -99,12 +101,20 @@ def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B 
         x x . . . .
         . . x x . .
         . . x x . .
-        . . x x x x
-        . . x x x x
+        x x . . x x
+        x x . . x x
+
+    Args:
+      own: what a window of w positions sees of itself.
+      count: R windows; W = R w.
+      sees: rows of each other window that each one sees; None where none sees another.
     """
-    candidate = jnp.arange((count + 1) * width) // width
-    follows = (candidate[:, None] == count) & (candidate == carrier[:, None, None])
-    return (candidate[:, None] == candidate) | follows
+    index = jnp.repeat(jnp.arange(count), len(own))
+    mask = jnp.tile(own, (count, count)) & (index[:, None] == index)
+    if sees is None:
+        return mask
+    rows = (jnp.arange(len(own)) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
+    return mask | jnp.repeat(rows, len(own), axis=-2)
 
 
 def sliding(

@@ -1,4 +1,4 @@
-"""Several guesses of the same positions side by side: their window, and decoders that verify them."""
+"""One call on a small tree of windows: what each sees, how much of a call runs, decoders that verify guesses."""
 
 import dataclasses
 import functools
@@ -15,15 +15,10 @@ from stubs.base import TokenKV
 
 from experiments.replicas import ReleasedMultiBlock
 from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
-from paradec_jax.decode.machine import candidates
-from paradec_jax.decode.machine.candidates import (
-    Following,
-    Sizes,
-    distinct,
-    forward_candidates,
-    of_candidate,
-    on_smallest,
-)
+from paradec_jax.decode.causal.jacobi import distinct
+from paradec_jax.decode.machine import tree
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree, on_smallest
 
 
 class Recorder(StubCausal):
@@ -44,23 +39,29 @@ class InBlocks(Recorder):
     block: ClassVar[int] = 3
 
 
-def called(network, count, width, *, bounded=False, **options):
-    """A call of 2 candidates of 3 tokens for two rows, with the arguments that the network was given."""
+FED, AT = jnp.arange(12).reshape(2, 2, 3), jnp.array([4, 7])
+
+
+def called(network, windows, **options):
+    """A call for two rows, with the arguments that the network was given."""
     Recorder.calls.clear()
-    fed, at = jnp.arange(12).reshape(2, 2, 3), jnp.array([4, 7])
-    cache = network.init_cache(at, 16)
-    sizes = Sizes(jnp.array(count), jnp.array(width), jnp.array([True, True]), (2,), bounded)
-    return forward_candidates(network, None, cache, fed, at, sizes, **options), list(Recorder.calls)
+    cache = network.init_cache(AT, 16)
+    return forward_tree(network, None, Prefix(cache, AT), windows, **options), list(Recorder.calls)
 
 
-def test_candidates_share_positions_and_do_not_see_each_other():
-    call, [(inputs, positions, mask)] = called(Recorder(), [1, 1], [1, 1], bounded=True)
+def star(*count):
+    """2 windows of 3 tokens."""
+    return Windows.star(FED, AT, jnp.array(count), jnp.array([True, True]))
+
+
+def test_windows_of_a_star_share_positions_and_do_not_see_each_other():
+    keeps = functools.partial(Reading, kept=jnp.array([1, 0]))
+    call, [(inputs, positions, mask)] = called(Recorder(), star(2, 2), read=keeps, bounded=True)
     assert inputs.tolist() == np.arange(12).reshape(2, 6).tolist()
     assert positions.tolist() == [[4, 5, 6] * 2, [7, 8, 9] * 2]
     assert mask.tolist() == np.kron(np.eye(2), np.tri(3)).astype(bool).tolist()
-    assert call.outputs[..., 0].tolist() == np.arange(12).reshape(2, 2, 3).tolist()
-    assert call.kv_of(Recorder(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert of_candidate(call.outputs[..., 0], jnp.array([1, 0])).tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert call.each[..., 0].tolist() == np.arange(12).reshape(2, 2, 3).tolist()
+    assert call.kv.tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
 
 
 @pytest.mark.parametrize(
@@ -69,31 +70,102 @@ def test_candidates_share_positions_and_do_not_see_each_other():
         ([1, 1], [2, 1], [[0, 1], [6, 7]], [2, 2]),
         ([1, 1], [3, 1], [[0, 1, 2], [6, 7, 8]], [3, 2]),
         ([1, 2], [2, 2], [[0, 1, 3, 4], [6, 7, 9, 10]], [2, 4]),
+        ([1, 0], [2, 3], [[0, 1], [6, 7]], [2, 2]),  # a row that reads nothing asks for nothing
     ],
 )
 def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, positions):
-    call, calls = called(Recorder(), count, width)
-    ran, each = np.zeros((2, 2, 3)), max(width)
+    last, options = jnp.maximum(jnp.array(count) - 1, 0), {"width": jnp.array(width), "widths": (2,)}
+    call, calls = called(Recorder(), star(*count), read=lambda x: Reading(x, x[:, -1], kept=last), **options)
+    ran, each = np.zeros((2, 2, 3)), max(w for n, w in zip(count, width, strict=True) if n)
     ran[:, : max(count), :each] = np.array(fed).reshape(2, -1, each)
     assert len(calls) == 4 and call.positions.tolist() == positions
-    assert call.outputs[..., 0].tolist() == ran.tolist()
-    last = jnp.array(count) - 1
-    want = [row[i][:each].tolist() for row, i in zip(ran, last, strict=True)]
-    assert call.kv_of(Recorder(), last, each).tokens.tolist() == want
+    assert call.one[..., 0].tolist() == ran[:, max(count) - 1].tolist()
+    assert call.kv.tokens.tolist() == [row[i].tolist() for row, i in zip(ran, last, strict=True)]
+    ran[np.arange(2) >= np.array(count)[:, None]] = 0  # the windows that a row does not read
+    assert call.each[..., 0].tolist() == ran.tolist()
 
 
-def test_a_block_follows_the_candidate_that_carries_it():
-    following = Following(
-        jnp.array([[20, 21, 22], [23, 24, 25]]), jnp.array([1, 0]), jnp.array([True, False])
+def drawn(mask, width):
+    """Which window sees which other one, by its first row."""
+    return ["".join("x" if one else "." for one in row) for row in np.asarray(mask)[::width, ::width]]
+
+
+BOTH = jnp.array([[True] * 4] * 2)
+NONE, FIRST = [-1] * 4, [-1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("parent", "row", "sees"),
+    [
+        (None, None, ["x...", ".x..", "..x.", "...x"]),
+        (NONE, None, ["x...", ".x..", "..x.", "...x"]),
+        ([-1, 0, 1, 2], None, ["x...", "xx..", "xxx.", "xxxx"]),
+        ([-1, 0, 0, 1], None, ["x...", "xx..", "x.x.", "xx.x"]),
+        (FIRST, [0, 0, 1, 2], ["x...", "xx..", "x.x.", "x..x"]),
+    ],
+    ids=["star", "roots", "chain", "branches", "comb"],
+)
+def test_a_window_sees_its_ancestors_up_to_where_its_path_leaves(parent, row, sees):
+    windows = Windows(
+        jnp.zeros((2, 4, 3), jnp.int32),
+        jnp.zeros((2, 4), jnp.int32),
+        BOTH,
+        None if parent is None else jnp.array(parent),
+        None if row is None else jnp.array(row),
     )
-    call, [(inputs, positions, mask)] = called(InBlocks(), [2, 1], [3, 3], bounded=True, following=following)
-    assert inputs[:, 6:].tolist() == following.tokens.tolist()
-    assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
-    assert mask[0, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [False, True, True]]
-    assert mask[1, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [True, False, True]]
-    assert call.following[..., 0].tolist() == [[20, 21, 22], [0, 0, 0]]
-    assert call.positions.tolist() == [9, 3]
-    assert call.kv_of(InBlocks(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
+    for network in (Recorder(), InBlocks()):
+        _, [(_, _, mask)] = called(network, windows, bounded=True)
+        assert drawn(mask, 3) == sees
+        own = np.tri(3) if network.visibility == "causal" else np.ones((3, 3))
+        assert (np.asarray(mask[3:6, 3:6]) == own).all()
+    rows = [3, 3, 3] if row is None else [1, 2, 3]
+    if parent == FIRST:  # so many rows of the first window
+        assert np.asarray(mask)[3::3, :3].sum(axis=1).tolist() == rows
+    if parent == [-1, 0, 1, 2]:
+        assert np.asarray(mask)[9, :9].all()
+
+
+def test_a_path_leaves_its_grandparent_where_its_parent_does():
+    at, row = jnp.zeros((1, 3), jnp.int32), jnp.array([0, 1, 0])
+    windows = Windows(jnp.zeros((1, 3, 3), jnp.int32), at, jnp.ones((1, 3), bool), jnp.array([-1, 0, 1]), row)
+    assert windows.sees().tolist() == [[0, 0, 0], [2, 0, 0], [2, 1, 0]]
+
+
+CHILD = jnp.array([[20, 21, 22], [23, 24, 25]])
+
+
+@pytest.mark.parametrize(
+    ("reads", "parent", "whole", "positions"),
+    [
+        ([[1, 1, 1], [1, 0, 0]], [1, 0], True, [9, 3]),
+        ([[1, 0, 1], [1, 0, 0]], [0, 0], False, [6, 3]),
+        ([[1, 0, 0], [1, 0, 0]], [0, 0], False, [3, 3]),
+        ([[1, 1, 0], [1, 0, 0]], [0, 0], False, [6, 3]),
+    ],
+)
+def test_a_window_follows_another_one_of_each_row(reads, parent, whole, positions):
+    """Two states of a block, and the next block after one of them, where any row reads it."""
+    reads, parent = jnp.array(reads) > 0, jnp.array(parent)
+    tokens = jnp.concatenate([FED, CHILD[:, None]], axis=1)
+    windows = Windows(
+        tokens,
+        AT[:, None] + jnp.array([0, 0, 3]),
+        reads,
+        jnp.concatenate([jnp.full((2, 2), -1), parent[:, None]], axis=1),
+    )
+    smaller = ((0,), (0, 2), (0, 1))
+    keeps = functools.partial(Reading, kept=parent)
+    call, calls = called(InBlocks(), windows, read=keeps, smaller=smaller)
+    assert [len(inputs[0]) for inputs, *_ in calls] == [3, 6, 6, 9]
+    assert call.positions.tolist() == positions
+    want = jnp.where(reads[..., None], tokens, 0)
+    assert call.each[..., 0].tolist() == want.tolist()
+    kept = [tokens[row, index].tolist() for row, index in enumerate(parent)]
+    assert call.kv.tokens.tolist() == kept
+    if whole:
+        _, [(_, places, mask)] = called(InBlocks(), windows, bounded=True)
+        assert drawn(mask[0], 3) == ["x..", ".x.", ".xx"] and drawn(mask[1], 3) == ["x..", ".x.", "x.x"]
+        assert places[1].tolist() == [7, 8, 9, 7, 8, 9, 10, 11, 12]
 
 
 def test_only_new_candidates_are_verified():
@@ -148,10 +220,14 @@ def test_a_candidate_wins_on_a_recurrent_network():
     [((1, 1, 1), (3, 8)), ((0, 1, 1), (3, 4)), ((1, 0, 0), (1, 8)), ((0, 0, 1), (1, 4)), ((0, 0, 0), (1, 4))],
 )
 def test_the_smallest_shape_that_holds_the_running_rows(running, shape):
-    count, width = jnp.array([1, 2, 1]), jnp.array([5, 4, 3])
-    found = on_smallest(jnp.asarray, (1, 3), (4, 8), count, width, jnp.array(running) > 0)
+    shapes = [(1, 4), (1, 8), (3, 4), (3, 8)]
+    count, width = (
+        jnp.where(jnp.array(running) > 0, x, 0) for x in (jnp.array([1, 2, 1]), jnp.array([5, 4, 3]))
+    )
+    fits = jnp.stack([(count <= r) & (width <= w) for r, w in shapes], axis=1)
+    found = on_smallest(jnp.asarray, shapes, fits)
     assert tuple(found.tolist()) == shape
-    assert on_smallest(lambda shape: shape, (1, 1), (4, 4), count, width, jnp.array(running) > 0) == (1, 4)
+    assert on_smallest(lambda shape: shape, shapes[:1], fits[:, :1]) == (1, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,9 +274,7 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
     else:  # its window shrinks with the block, the compiled ones do not
         assert sum(sizes) > result["positions"][0]
     spared, small = computed(name)
-    monkeypatch.setattr(
-        candidates, "on_smallest", lambda call, counts, widths, *_: call((counts[-1], widths[-1]))
-    )
+    monkeypatch.setattr(tree, "on_smallest", lambda call, shapes, fits: call(shapes[-1]))
     whole, large = computed(name)
     assert whole == spared and sum(small) < sum(large)
 
