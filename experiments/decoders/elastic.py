@@ -31,12 +31,12 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.prompt import fresh, read_prompt
+from paradec_jax.decode.block.reading import fresh, read_prompt
 from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, RuledDecoder, block_of
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import on_smallest
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.windows import pad_slots, window
 

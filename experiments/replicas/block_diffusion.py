@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, Choice, read_block
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, Choice
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.prompt import fresh, read_prompt
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import is_stop

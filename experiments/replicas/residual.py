@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead, read_block
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
-from paradec_jax.decode.block.prompt import read_prompt
+from paradec_jax.decode.block.reading import read_block, read_prompt
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, merged, verify
 from paradec_jax.decode.block.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
 from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder

@@ -209,33 +209,3 @@ def read_states(
         bounded=decoder.bounded,
     )
     return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call
-
-
-def read_block(
-    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
-) -> tuple[AnyBlocks, BlockRead]:
-    """One call on what follows each row's trusted cache: its open block, or one to be stored.
-
-    ::
-
-        open block      | a _ c _ |              window B
-        clean block     | a b c d | _ _ _ _ |    window 2B, where the next block's first step is
-                                                 fused with the store
-
-    The call has the wide window only where a running row needs it. The canvas is then at the open
-    block.
-
-    Args:
-      canvas: canvas before the call, which begins at `cached`.
-      fuse: read the block after a clean one along with it.
-      vectors: what is read in place of the canvas's tokens, [B, S, D].
-    """
-    at, clean, running = canvas.cached, canvas.clean, ~canvas.rows.done
-    inputs = window(canvas.rows.tokens if vectors is None else vectors, at, canvas.block)
-    first, follows = jnp.zeros_like(at), clean if fuse else None
-    canvas, call = read_states(
-        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors
-    )
-    hidden = call.each[:, 0]
-    canvas = canvas.after_block(clean, canvas.block, hidden[:, -1:])
-    return canvas, canvas.path(call, hidden, clean)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice, read_block
-from paradec_jax.decode.block.prompt import fresh, read_prompt
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.request import Request
 

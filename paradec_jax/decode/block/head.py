@@ -21,12 +21,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
-from paradec_jax.decode.block.prompt import fresh
+from paradec_jax.decode.block.reading import fresh
 from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import on_smallest, unless_idle
+from paradec_jax.decode.machine.shapes import on_smallest, unless_idle
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead, read_block
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import ZERO, HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
-from paradec_jax.decode.block.prompt import read_prompt
+from paradec_jax.decode.block.reading import read_block, read_prompt
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
 

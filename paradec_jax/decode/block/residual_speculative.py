@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.canvas import BlockRead, Choice, read_states
 from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
-from paradec_jax.decode.block.prompt import read_prompt
+from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.tree import TreeCall
 from paradec_jax.decode.rules import select
@@ -182,32 +182,31 @@ class ResidualSpeculative(HeadDecoder):
 
     def step(self, params: Any, state: DraftedCanvas, knobs: HeadKnobs) -> tuple[DraftedCanvas, Verified]:
         """Verifies the drafts in one call, commits what is right and the step after it, and drafts anew."""
-        # One call reads the states C_1 .. C_K of the block, and the next block after a complete one.
+        # One call on the states C_1 .. C_K of the block, and on the next block after a complete one.
         states, at, step = state.candidates(self.ride), state.cached, state.step
         state, call, steps, right = verify(self, params, state, states, self.fuse_store, knobs)
 
-        # The first `right` drafts are what pi makes: C_1 .. C_{right + 1} are states of the base
-        # decoder, and pi(C_1) .. pi(C_{right + 1}) its steps. No two of them reveal the same.
-        valid = jnp.arange(self.candidates) <= right[:, None]
-        made = valid[..., None] & steps.where[:, : self.candidates]
+        # The first drafts, so many as are right, are what pi makes. So C_1 .. C_{right + 1} are states
+        # of the base decoder, and pi of each its next step. No two of them reveal the same position.
+        made = steps.where[:, : self.candidates]
+        made &= (jnp.arange(self.candidates) <= right[:, None])[..., None]
         state = state.with_choice(merged(steps, made))
 
-        # If the last of these states is complete its keys are final, and the next block is open:
-        # its first step is done where the call has read it.
-        stored = entry_of(states.complete, right) & ~state.rows.done
+        # If the last of these states is complete, its keys are final and the next block is open. Its
+        # first step is done where the call has read it.
+        stored, hidden = entry_of(states.complete, right) & ~state.rows.done, entry_of(call.each, right)
         follows = stored & self.fuse_store
-        last = entry_of(call.each, right)
-        state = state.after_block(stored, self.block, last[:, -1:])
-        newest = entry_of(made, right)
-        if self.fuse_store:
-            first = jax.tree.map(lambda x: x[:, -1], steps).only(follows)
-            state, newest = state.with_choice(first), newest | first.where
-        done = jnp.where(stored, 1, jnp.sum(jnp.any(made, axis=2), axis=1, dtype=jnp.int32))
-        read = state.path(call, last, stored)
-        state = state.store(self.network, read, steps.tokens.reshape(len(at), -1), done)
+        first = jax.tree.map(lambda x: x[:, -1], steps).only(follows)
+        state = state.after_block(stored, self.block, hidden[:, -1:]).with_choice(first)
 
-        # The head drafts from the scores of the state that is reached.
-        state = self._draft(params, state, read, read.reads & knobs.asks(newest), knobs)
+        # Keys are stored, and the steps done in the open block are counted.
+        count = jnp.where(stored, 1, jnp.sum(jnp.any(made, axis=2), axis=1, dtype=jnp.int32))
+        read = state.path(call, hidden, stored)
+        state = state.store(self.network, read, steps.tokens.reshape(len(at), -1), count)
+
+        # The head drafts on, from the newest scores.
+        going = read.reads & knobs.asks(entry_of(made, right) | first.where)
+        state = self._draft(params, state, read, going, knobs)
         return state, Verified(at, step, states, steps, right, stored, follows)
 
     def _draft(

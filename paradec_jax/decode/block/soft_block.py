@@ -31,9 +31,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice, read_block
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.prompt import fresh, read_prompt
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs, quota, threshold_at
 from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request

@@ -161,7 +161,7 @@ def verify(
         network,
         params,
         Prefix(state.cache, at),
-        Windows.star(fed, at, 1 * ~state.rows.done),
+        Windows(fed, at[:, None], ~state.rows.done[:, None]),
         functools.partial(read, decoder, params, state.rows, knobs),
         width=1 + drafted,
         widths=tuple(1 + n for n in sizes if n < draft.shape[1]),

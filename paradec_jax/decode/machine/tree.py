@@ -10,28 +10,23 @@ A window sees the prefix, itself by the network's visibility, and of each ancest
 the one where its path leaves.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
-beside the largest, and the smallest that holds what all rows read is the one that runs. No other
-file decides this.
+beside the largest, and the smallest that holds what all rows read is the one that runs.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 from paradec_jax.decode.machine.network import Counts, Prefix
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.nn import masks
-
-Shape = TypeVar("Shape")
-Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,32 +176,3 @@ def forward_tree(
     each = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(reads, range(2, x.ndim)), x, 0), each)
     sizes = jnp.asarray([len(of) * w for of, w in shapes], jnp.int32)
     return TreeCall(windows, each, one, rest, kv, counts, sizes[jnp.argmax(fits, axis=1)])
-
-
-def on_smallest(
-    call: Callable[[Shape], Result],
-    shapes: Sequence[Shape],
-    fits: Bool[Array, "B shapes"],
-) -> Result:
-    """`call` in the first shape that fits every row, since they share the call.
-
-    Args:
-      call: shape -> arrays of the same shapes and dtypes for every shape.
-      shapes: compiled shapes, the smallest first; the last one fits in any case.
-      fits: which of them hold what each row needs; all of them where it has stopped.
-    """
-    if len(shapes) == 1:
-        return call(shapes[0])
-    first = jnp.argmax(jnp.all(fits, axis=0))
-    return lax.switch(first, [functools.partial(call, shape) for shape in shapes])
-
-
-def unless_idle(
-    call: Callable[[], Result], needed: Bool[Array, "B"], like: Callable[[], Any] | None = None
-) -> Result:
-    """What a call returns, or zeros where no row needs it; `like` has the same results and is quicker to trace."""
-
-    def skip() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like or call))
-
-    return lax.cond(jnp.any(needed), call, skip)

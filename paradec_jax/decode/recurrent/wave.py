@@ -24,7 +24,7 @@ from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
 from paradec_jax.decode.machine.network import Counts, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import on_smallest
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold

@@ -1,4 +1,4 @@
-"""The first call of block decoders: an empty canvas, and the whole blocks of each row's prompt."""
+"""The calls of a block decoder: on the whole blocks of each row's prompt, then on one block after the other."""
 
 import dataclasses
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, BlockRead
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, BlockRead, read_states
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import unless_idle
+from paradec_jax.decode.machine.shapes import unless_idle
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.windows import last_of, window
 from paradec_jax.nn import masks
@@ -70,3 +70,33 @@ def read_prompt(
         stored=cached > 0,
         prompt=True,
     )
+
+
+def read_block(
+    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
+) -> tuple[AnyBlocks, BlockRead]:
+    """One call on what follows each row's trusted cache: its open block, or one to be stored.
+
+    ::
+
+        open block      | a _ c _ |              window B
+        clean block     | a b c d | _ _ _ _ |    window 2B, where the next block's first step is
+                                                 fused with the store
+
+    The call has the wide window only where a running row needs it. The canvas is then at the open
+    block.
+
+    Args:
+      canvas: canvas before the call, which begins at `cached`.
+      fuse: read the block after a clean one along with it.
+      vectors: what is read in place of the canvas's tokens, [B, S, D].
+    """
+    at, clean, running = canvas.cached, canvas.clean, ~canvas.rows.done
+    inputs = window(canvas.rows.tokens if vectors is None else vectors, at, canvas.block)
+    first, follows = jnp.zeros_like(at), clean if fuse else None
+    canvas, call = read_states(
+        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors
+    )
+    hidden = call.each[:, 0]
+    canvas = canvas.after_block(clean, canvas.block, hidden[:, -1:])
+    return canvas, canvas.path(call, hidden, clean)
