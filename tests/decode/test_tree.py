@@ -129,7 +129,7 @@ def test_a_window_follows_another_one_of_each_row(reads, parent, whole, position
     smaller = ((0,), (0, 2), (0, 1))
     keeps = functools.partial(Reading, kept=parent)
     call, calls = called(InBlocks(), windows, read=keeps, smaller=smaller)
-    assert [len(inputs[0]) for inputs, *_ in calls] == [3, 6, 6, 9]
+    assert [inputs.shape[1] for inputs, *_ in calls] == [3, 6, 6, 9]
     assert call.positions.tolist() == positions
     want = jnp.where(reads[..., None], tokens, 0)
     assert call.each[..., 0].tolist() == want.tolist()

@@ -7,7 +7,7 @@
     comb     a b c,  a > d,  b > e       a short window after each row of another
 
 A window sees the prefix, itself by the network's visibility, and of each ancestor the rows up to
-the one where its path leaves.
+the one where its path leaves. All windows of a call have one width.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
 beside the largest, and the smallest that holds what all rows read is the one that runs.
