@@ -190,7 +190,7 @@ def read_states(
       The canvas with counts, and hidden states of the K states and, after them, of the next block.
     """
     at, block, count = canvas.cached, canvas.block, states.shape[1]
-    smaller = [(0,)]
+    smaller: list[tuple[int, ...]] = [(0,)]
     if follows is not None:
         inputs = canvas.rows.tokens if vectors is None else vectors
         states = jnp.concatenate([states, window(inputs, at + block, block)[:, None]], axis=1)
