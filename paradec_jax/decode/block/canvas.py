@@ -103,7 +103,7 @@ class BlockCanvas(Canvas):
         return window(self.open, self.cached, self.block) & rows[:, None]
 
     def aligned(self, hidden: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-        """Hidden states about the open block's positions: with next-token logits, of those before."""
+        """Hidden states about the open block's positions; with next-token logits of those before."""
         if self.previous is None:
             return hidden
         return jnp.concatenate([self.previous, hidden[:, :-1]], axis=1)

@@ -1,4 +1,4 @@
-"""The calls of a block decoder: on the whole blocks of each row's prompt, then on one block after the other."""
+"""The calls of a block decoder: on the prompt's whole blocks, then on one block after the other."""
 
 import dataclasses
 from typing import Any
@@ -42,7 +42,8 @@ def read_prompt(
     Args:
       canvas: fresh canvas.
       request: what was asked for.
-      opens: read each row's open block along with them. Otherwise a row without a whole block calls nothing.
+      opens: read each row's open block along with them. Otherwise a row without a whole block calls
+        nothing.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached

@@ -1,4 +1,4 @@
-"""Multi-token residual prediction (MRP), speculative: a head drafts states of a block, a call verifies them.
+"""Multi-token residual prediction (MRP), speculative: a head drafts states, a call verifies them.
 
 ::
 
@@ -72,7 +72,7 @@ class DraftedCanvas(HeadCanvas):
 
     @property
     def drafts(self) -> Int[Array, "B S"]:
-        """Tokens revealed after a gap and those drafted for the next call, from `length` on; else -1."""
+        """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 elsewhere."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final, self.rows.tokens, -1)
         guessed = self.candidates(ride=False).tokens[:, -1]
@@ -80,7 +80,7 @@ class DraftedCanvas(HeadCanvas):
         return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
 
     def candidates(self, ride: bool) -> Candidates:
-        """The states that drafts make; with `ride` a complete draft is read where a block follows."""
+        """The states that drafts make; `ride` reads a complete draft where a block follows."""
         at, block, running = self.cached, self.block, ~self.rows.done[:, None]
         tokens, masked = [window(self.rows.tokens, at, block)], [window(self.open, at, block)]
         for draft in range(self.where.shape[1]):
@@ -99,8 +99,8 @@ class DraftedCanvas(HeadCanvas):
 
     def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
         """The canvas with new drafts."""
-        where, tokens = (jnp.stack([getattr(x, name) for x in drafts], 1) for name in ("where", "tokens"))
-        return dataclasses.replace(self, where=where, tokens=tokens)
+        together = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *drafts)
+        return dataclasses.replace(self, where=together.where, tokens=together.tokens)
 
 
 @jax.tree_util.register_dataclass
@@ -130,14 +130,14 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualSpeculative(HeadDecoder):
-    """Writes what `BlockDenoising` of the same rule writes, token for token, in fewer calls where the head is right.
+    """Writes what `BlockDenoising` of the same rule writes, in fewer calls where the head is right.
 
     ::
 
         canvas C_1   _ b _ _      a step of the base decoder, made from scores of the network
         draft C_2    _ b c _      the same step from these scores, corrected for b
         draft C_3    a b c _      and for c
-        call         all three    C_2 is what the network makes of C_1, C_3 is not what it makes of C_2:
+        call         all three    C_2 is what the network makes of C_1, C_3 not what it makes of C_2:
         canvas       _ b c d      so that goes on from C_2, whose scores are fresh
 
     A step is a function pi of scores, state, step and keys (`RuledDecoder.choose`), its noise that
@@ -150,10 +150,10 @@ class ResidualSpeculative(HeadDecoder):
     Attributes:
       head: network of the head; "zero" runs none and drafts from scores as they are.
       candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`, which it
-        repeats.
-      ride: let a complete draft carry the next block's first step, which saves that call where it is
-        accepted.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`, which
+        it repeats.
+      ride: let a complete draft carry the next block's first step, which saves that call where it
+        is accepted.
     """
 
     _: dataclasses.KW_ONLY
@@ -173,7 +173,7 @@ class ResidualSpeculative(HeadDecoder):
             raise ValueError("a draft carries the next block as a store does: ride needs fuse_store")
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
-        """Network and head read the prompts' whole blocks; the first step is done and the next ones are drafted."""
+        """Network and head read the prompts' whole blocks, do the first step and draft the next ones."""
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
@@ -181,20 +181,22 @@ class ResidualSpeculative(HeadDecoder):
         return self._draft(params, state.with_choice(choice), call, going, knobs)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: HeadKnobs) -> tuple[DraftedCanvas, Verified]:
-        """Verifies the drafts in one call, commits what is right and the step after it, and drafts anew."""
-        # One call on the states C_1 .. C_K of the block, and on the next block after a complete one.
+        """Verifies the drafts in one call, takes the right steps and the one after them, drafts anew."""
+        # One call on the states C_1 .. C_K of the block, and on the next block after a complete one:
+        # pi(C_k), the base decoder's step from each, and how many drafts are such steps.
         states, at, step = state.candidates(self.ride), state.cached, state.step
         state, call, steps, right = verify(self, params, state, states, self.fuse_store, knobs)
 
-        # The first drafts, so many as are right, are what pi makes. So C_1 .. C_{right + 1} are states
-        # of the base decoder, and pi of each its next step. No two of them reveal the same position.
+        # So C_1 .. C_{right + 1} are states of the base decoder, and pi of each is its next step. No
+        # two of them reveal the same position.
         made = steps.where[:, : self.candidates]
         made &= (jnp.arange(self.candidates) <= right[:, None])[..., None]
         state = state.with_choice(merged(steps, made))
 
-        # If the last of these states is complete, its keys are final and the next block is open. Its
-        # first step is done where the call has read it.
-        stored, hidden = entry_of(states.complete, right) & ~state.rows.done, entry_of(call.each, right)
+        # If the last of these states is complete, its keys are final and the next block is open. The
+        # next block's first step is taken where the call has read it.
+        stored, hidden = entry_of((states.complete, call.each), right)
+        stored &= ~state.rows.done
         follows = stored & self.fuse_store
         first = jax.tree.map(lambda x: x[:, -1], steps).only(follows)
         state = state.after_block(stored, self.block, hidden[:, -1:]).with_choice(first)
@@ -217,8 +219,8 @@ class ResidualSpeculative(HeadDecoder):
         tokens = window(state.rows.tokens, at, self.block)
         for k in range(self.candidates - 1):
             # a <- a + d: the head corrects the newest scores for what was just revealed or drafted.
-            first = read if k == 0 else None
-            residual, state = ask_head(self, params, state, hidden, jnp.any(masked, axis=1), tokens, first)
+            asks, first = jnp.any(masked, axis=1), read if k == 0 else None
+            residual, state = ask_head(self, params, state, hidden, asks, tokens, first)
             hidden = hidden + residual
             # pi of these scores: same rule, same number of the step, same noise.
             logits = self.network.logits(params["network"], state.aligned(hidden))
@@ -240,9 +242,8 @@ def verify(
     """
     network, at, block, count = decoder.network, state.cached, state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
-    state, call = read_states(
-        decoder, params["network"], state, states.tokens, states.reads, clean, complete if fuse else None
-    )
+    read, follows = (states.tokens, states.reads), complete if fuse else None
+    state, call = read_states(decoder, params["network"], state, *read, clean, follows)
 
     # What the base decoder knows in each state: its masks, where it begins, the steps done in it,
     # and the hidden state of the position before.

@@ -1,4 +1,4 @@
-"""How much of a call runs: the smallest compiled shape that holds what all rows need, or nothing."""
+"""How much of a call runs: the smallest compiled shape that holds what rows need, or nothing."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,7 +34,10 @@ def on_smallest(
 def unless_idle(
     call: Callable[[], Result], needed: Bool[Array, "B"], like: Callable[[], Any] | None = None
 ) -> Result:
-    """What a call returns, or zeros where no row needs it; `like` has the same results and is quicker to trace."""
+    """What a call returns, or zeros where no row needs it.
+
+    `like` has the same results and is quicker to trace.
+    """
 
     def skip() -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like or call))

@@ -39,7 +39,7 @@ class Windows:
       reads: windows that the row reads, [B, R]; none where it has stopped.
       parent: window that each one follows, the index of an earlier one, [B, R]; -1 where it follows
         the prefix alone. None where all do. Without B it is the same in all rows.
-      row: the last row of its parent that each one sees, as `parent`; None is the parent's last one.
+      row: last row of its parent that each one sees, as `parent`; None is the parent's last one.
     """
 
     tokens: Shaped[Array, "B R W *rest"]
