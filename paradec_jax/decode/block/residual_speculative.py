@@ -240,7 +240,7 @@ def verify(
       The canvas with counts; the call; the base decoder's step from each state and, with `fuse`, in
       the next block, [B, K or K + 1, W]; the number of leading drafts that are such steps.
     """
-    network, at, block, count = decoder.network, state.cached, state.block, states.tokens.shape[1]
+    at, block, count = state.cached, state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     read, follows = (states.tokens, states.reads), complete if fuse else None
     state, call = read_states(decoder, params["network"], state, *read, clean, follows)
@@ -251,13 +251,14 @@ def verify(
     if fuse:
         opened = window(state.open, at + block, block) & complete[:, None]
         masked = jnp.concatenate([masked, opened[:, None]], axis=1)
-    is_next = jnp.arange(begin.shape[1]) == count
-    done = jnp.where(is_next, 0, state.step[:, None] + jnp.arange(begin.shape[1]))
+    index = jnp.arange(begin.shape[1])
+    is_next = index == count
+    done = jnp.where(is_next, 0, state.step[:, None] + index)
     if state.previous is not None:
         end = entry_of(hidden, clean)[:, None, -1:]
         before = jnp.where(is_next[:, None, None], end, state.previous[:, None])
         hidden = jnp.concatenate([before, hidden[:, :, :-1]], axis=2)
-    logits = network.logits(params["network"], hidden)
+    logits = decoder.network.logits(params["network"], hidden)
     choose = jax.vmap(lambda *of_state: decoder.choose(*of_state, state.rows, knobs), 1, 1)
     choices = choose(logits, masked, begin, done)
 

@@ -151,8 +151,9 @@ def forward_tree(
         mask = None
         if len(of) > 1 or network.block not in (None, width):
             seen = None if sees is None else sees[..., index, :][..., index]
-            whole = jnp.ones((width, width), bool)
-            own = jnp.tril(whole) if network.visibility == "causal" else whole
+            own = jnp.ones((width, width), bool)
+            if network.visibility == "causal":
+                own = masks.causal(width)
             mask = masks.windows(own, len(of), seen)
         flat = batch, len(of) * width
         out = network.forward(
