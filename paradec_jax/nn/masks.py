@@ -90,9 +90,7 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def windows(
-    own: Bool[Array, "w w"], count: int, sees: Int[Array, "*B R R"] | None = None
-) -> Bool[Array, "*B W W"]:
+def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
     """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees the first).
 
     ::
@@ -106,15 +104,13 @@ def windows(
 
     Args:
       own: what a window of w positions sees of itself.
-      count: R windows; W = R w.
-      sees: rows of each other window that each one sees; None where none sees another.
+      sees: rows of each other one that each of R windows sees; W = R w.
     """
-    index = jnp.repeat(jnp.arange(count), len(own))
+    count, width = sees.shape[-1], len(own)
+    index = jnp.repeat(jnp.arange(count), width)
     mask = jnp.tile(own, (count, count)) & (index[:, None] == index)
-    if sees is None:
-        return mask
-    rows = (jnp.arange(len(own)) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
-    return mask | jnp.repeat(rows, len(own), axis=-2)
+    rows = (jnp.arange(width) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
+    return mask | jnp.repeat(rows, width, axis=-2)
 
 
 def sliding(

@@ -56,11 +56,11 @@ class Windows:
         index = jnp.arange(tokens.shape[1])
         return cls(tokens, at[:, None] + 0 * index, index < count[:, None])
 
-    def sees(self) -> Int[Array, "*B R R"] | None:
-        """How many rows of each other window, its ancestors, each window sees; None for a star."""
-        if self.parent is None:
-            return None
+    def sees(self) -> Int[Array, "*B R R"]:
+        """How many rows of each other window, its ancestors, each window sees."""
         count, width = self.tokens.shape[1:3]
+        if self.parent is None:
+            return jnp.zeros((count, count), jnp.int32)
         rows = jnp.asarray(width if self.row is None else self.row + 1)[..., None]
         follows = self.parent[..., None] == jnp.arange(count)
         sees = of_parent = jnp.where(follows, rows, 0)
@@ -150,11 +150,10 @@ def forward_tree(
         positions = windows.at[:, index, None] + jnp.arange(width)
         mask = None
         if len(of) > 1 or network.block not in (None, width):
-            seen = None if sees is None else sees[..., index, :][..., index]
             own = jnp.ones((width, width), bool)
             if network.visibility == "causal":
                 own = masks.causal(width)
-            mask = masks.windows(own, len(of), seen)
+            mask = masks.windows(own, sees[..., index, :][..., index])
         flat = batch, len(of) * width
         out = network.forward(
             params, fed.reshape(*flat, *fed.shape[3:]), positions.reshape(flat), prefix, mask
