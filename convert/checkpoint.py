@@ -12,13 +12,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
-from paradec_jax.model import Model
+from paradec_jax.io import regular
+from paradec_jax.model import Model, sampling_of
 from paradec_jax.template import check as check_template
 
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
 from .engine import ConvertError, read_json
-from .fields import check_plain
+from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
 BY_FAMILY: dict[str, ModuleType] = {module.FAMILY: module for module in (huginn, qwen2, sdar, mdlm)}
@@ -43,23 +44,23 @@ def opened(
       dtype: type of the parameters; that of `engine.common_dtype` by default.
       tokenizer: a tokenizer.json in the place of the checkpoint's own.
       weights: of a .ckpt, "raw" (the default) or "ema".
-      of_blocks: of block diffusion, `block`, `mask` and `alignment` of `sdar.read`.
+      of_blocks: of block diffusion, `kind`, `block`, `mask` and `alignment` of `sdar.read`.
       allow_nonfinite: whether parameters may be NaN or infinite; a StoreError otherwise, when they are read.
 
     Raises:
       ConvertError: when the checkpoint is not that of one complete, supported model.
     """
-    words = path / WORDS if tokenizer is None and (path / WORDS).is_file() else tokenizer
+    words = path / WORDS if tokenizer is None and (path / WORDS).exists() else tokenizer
     given = {name: value for name, value in (of_blocks or {}).items() if value is not None}
     with _reading(path, dtype, tokenizer, weights, given) as model:
         if path.is_dir():
-            template, special = _read_chat_template(path), read_special(path)
-            model = dataclasses.replace(model, chat_template=template, special_tokens=special)
+            more: Any = _read_chat(path) | {"special_tokens": read_special(path)}
+            model = dataclasses.replace(model, **more)
         if words is not None:
             known = read_tokenizer(words)
             check_words(path, words, known)
             model = dataclasses.replace(model, tokenizer=known)
-        yield model if allow_nonfinite else _finite(model)
+        yield model if allow_nonfinite else all_finite(model)
 
 
 @contextlib.contextmanager
@@ -93,13 +94,21 @@ def _reading(
         raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
 
 
-def _read_chat_template(folder: Path) -> str | None:
-    """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
-    file, path = folder / CHAT_TEMPLATE, folder / "tokenizer_config.json"
-    given = json_if_there(path).get("chat_template")
+def _read_chat(folder: Path) -> dict[str, Any]:
+    """Template and sampling of a Hugging Face folder, as fields of a model.
+
+    The template is that of a file of its own, or else of tokenizer_config.json.
+    """
+    file, path = folder / CHAT_TEMPLATE, folder / "generation_config.json"
+    drawn = present(json_if_there(path))
     try:
-        if file.is_file():
-            path, given = file, file.read_bytes().decode()
+        if not matches(drawn.get("do_sample", False), bool):
+            raise ValueError(f"do_sample must be true or false, not {drawn['do_sample']!r}")
+        sampling = sampling_of(drawn)
+        path = folder / "tokenizer_config.json"
+        given = json_if_there(path).get("chat_template")
+        if file.exists():
+            path, given = file, regular(file).read_bytes().decode()
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
             raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
@@ -108,13 +117,13 @@ def _read_chat_template(folder: Path) -> str | None:
             check_template(template)
     except ValueError as error:
         raise ConvertError(f"{path}: {error}") from error
-    return template
+    return {"chat_template": template, "sampling": sampling}
 
 
-def _finite(source: Any) -> Any:
+def all_finite(source: Any) -> Any:
     """A model, or a head, whose parameters refuse to be NaN or infinite when they are read."""
     leaves = {path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()}
     changes: dict[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
     if getattr(source, "head", None) is not None:
-        changes["head"] = _finite(source.head)
+        changes["head"] = all_finite(source.head)
     return dataclasses.replace(source, **changes)

@@ -9,7 +9,9 @@ from flax.traverse_util import flatten_dict
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
-from paradec_jax.disk.folders import CHAT_TEMPLATE, locate, staged
+from paradec_jax.config.bounds import check_numbers
+from paradec_jax.disk.folders import CHAT_TEMPLATE, check_replaceable, locate, staged
+from paradec_jax.io import regular
 from paradec_jax.model import Model
 
 from . import check as checking
@@ -28,6 +30,7 @@ def import_model(
     tokenizer: Path | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     weights: Literal["raw", "ema"] | None = None,
+    kind: Literal["bd3lm", "mdlm"] | None = None,
     block: int | None = None,
     mask: int | None = None,
     alignment: Literal["own", "next"] | None = None,
@@ -44,16 +47,18 @@ def import_model(
       dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
         has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
+      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not supported.
       block: of block diffusion, tokens of a block; by default those of config.json, or else 4 (SDAR) or 32.
       mask: of block diffusion, id of the mask; by default that of config.json, or else of the release.
       alignment: of block diffusion, the token that logits are about: "own" for that of their position (as of SDAR),
         "next" for the one after it (as of Fast-dLLM v2); by default that of the model type.
       allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a model folder at DST.
+      overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
-    of_blocks = {"block": block, "mask": mask, "alignment": alignment}
-    options: dict[str, Any] = {"tokenizer": tokenizer, "weights": weights, "of_blocks": of_blocks}
-    with opened(locate(src), dtype, allow_nonfinite=allow_nonfinite, **options) as model:
+    check_replaceable(dst, overwrite)
+    of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
+    options: Any = {"allow_nonfinite": allow_nonfinite, "of_blocks": of_blocks}
+    with opened(locate(src), dtype, tokenizer=tokenizer, weights=weights, **options) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)
 
@@ -65,8 +70,9 @@ def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwr
       src: model folder, or the name of a bundled model.
       dst: folder to write.
       allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a folder with a config.json at DST.
+      overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
+    check_replaceable(dst, overwrite)
     model = store.opened(src, allow_nonfinite=allow_nonfinite)
     with staged(dst, overwrite=overwrite) as folder:
         BY_FAMILY[model.family].write(folder, model)
@@ -95,6 +101,7 @@ def check_model(
       tolerance: largest absolute difference allowed.
       allow_nonfinite: take weights that are NaN or infinite.
     """
+    check_numbers(check_model, locals(), {})
     if logits is not None and torch is None:
         recorded = _read_arrays(logits)
     elif torch is not None and logits is None:
@@ -115,7 +122,7 @@ COMMANDS = {"import": import_model, "export": export_model, "check": check_model
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(regular(path), allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy raises whatever its readers do
         raise ConvertError(f"{path} is missing, or not an .npz file of plain arrays ({error})") from error

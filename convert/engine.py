@@ -14,7 +14,7 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.disk.folders import StoreError
+from paradec_jax.disk.folders import ADAPTER_CONFIG, IS_ADAPTER, StoreError
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.model import PARAM_DTYPES
@@ -160,10 +160,11 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
       ConvertError: when the file is missing or holds anything else.
     """
-    if not path.is_file():
-        raise ConvertError(f"{path} is missing")
+    if not path.exists():
+        adapter = path.with_name(ADAPTER_CONFIG).is_file()
+        raise ConvertError(f"{path} is missing" + adapter * f": {IS_ADAPTER}")
     try:
-        return read_object(path)
+        return read_object(path, finite=True)
     except ValueError as error:
         raise ConvertError(str(error)) from error
 
@@ -199,10 +200,6 @@ def read_table(
     leaves = {}
     for row in rows:
         for path, name in row.each():
-            kind = source.tensors[name].dtype
-            if kind not in DTYPES.values():
-                known = ", ".join(DTYPES.values())
-                raise ConvertError(f"tensor {name} is {kind}, but weights must be {known}")
             leaves[path] = Lazy(row.shape(axes), param_dtype, functools.partial(read, row, name))
     return unflatten_dict(leaves, sep="/"), param_dtype
 
@@ -210,7 +207,7 @@ def read_table(
 def check_tensors(
     source: Source, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuses, as `read_table`, names and shapes that a config does not ask for; saved buffers are passed over."""
+    """Refuses, as `read_table`, names, shapes and types that no config asks for; saved buffers are passed over."""
     for name in sorted(shapes.keys() - source.tensors.keys()):
         raise source.missing(name)
     for name, tensor in sorted(source.tensors.items()):
@@ -221,6 +218,9 @@ def check_tensors(
             )
         if want is not None and tensor.shape != want:
             raise ConvertError(f"tensor {name} has shape {tensor.shape}, but config.json asks for {want}")
+        if want is not None and tensor.dtype not in DTYPES.values():
+            known = ", ".join(DTYPES.values())
+            raise ConvertError(f"tensor {name} is {tensor.dtype}, but weights must be {known}")
 
 
 def is_buffer(name: str, shape: tuple[int, ...]) -> bool:

@@ -5,6 +5,7 @@ tensor of the model's Hugging Face folder. Where that feeds several parameters, 
 B; written, the module has their A one below the other, and in B the zeros that keep them apart.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,26 +15,37 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig
+from paradec_jax.config.bounds import LARGEST
 from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
-from paradec_jax.lora import LORA_A, LORA_B
+from paradec_jax.lora import LORA_A, LORA_B, merge
+from paradec_jax.model import Model
 
 from . import qwen2
-from .checkpoint import BY_FAMILY
-from .engine import ConvertError, Row, Source, check_tensors, read_json
+from .checkpoint import BY_FAMILY, all_finite
+from .engine import ConvertError, Row, Source, check_tensors, note, read_json
 from .fields import matches, write_json
+from .torch_files import Archive, named_tensors
 
 STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # others begin with a change of W
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others begin with a change of W
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
-KNOWN = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "inference_mode"}
-KNOWN |= {"task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
-KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
-KNOWN |= {"megatron_core", "qalora_group_size"}
+KNOWN = "r lora_alpha rank_pattern alpha_pattern use_rslora lora_dropout inference_mode task_type revision "
+KNOWN += (
+    "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules layers_to_transform "
+)
+KNOWN += "layers_pattern megatron_core qalora_group_size eva_config"
+
+
+def merged(model: Model, folder: Path, allow_nonfinite: bool) -> Model:
+    """A model whose parameters are not read yet, with the adapter of a folder; errors as of `read`."""
+    changes = read(folder, model.config, allow_nonfinite)
+    model = dataclasses.replace(model, params=merge(model.params, changes, 1.0))
+    return model if allow_nonfinite else all_finite(model)
 
 
 def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> dict[str, Any]:
@@ -45,21 +57,27 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     """
     fields = read_json(folder / ADAPTER_CONFIG)
     for name, value in fields.items():
-        if value not in PLAIN[name] if name in PLAIN else value and name not in KNOWN:
+        if value not in PLAIN[name] if name in PLAIN else value and name not in KNOWN.split():
             raise ConvertError(
                 f"field {name} of {folder / ADAPTER_CONFIG} is {value!r}, but only plain LoRA is read"
             )
     rename = BY_FAMILY[config.family].plain_name
-    stored = open_tensors(folder / f"{STEM}.safetensors")
+    file = folder / f"{STEM}.safetensors"
+    if file.exists() or not (pickled := file.with_suffix(".bin")).exists():
+        stored = open_tensors(file)
+    else:
+        archive = Archive(pickled)
+        stored = named_tensors(archive, archive.tree)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
+    ranks, scales = (_patterns(fields, name) for name in ("rank_pattern", "alpha_pattern"))
     shapes, adapter = dict[str, tuple[int, ...]](), dict[str, Any]()
     for module, rows in modules.items():
         a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
         if a in tensors or b in tensors:
-            rank, scale = _rank_and_scale(fields, module)
+            rank, scale = _rank_and_scale(fields, ranks, scales, module)
             out, wide = rows[0][1].stored_shape(axes)
             shapes |= {a: (rank, wide), b: (out, rank)}
             for path, row in rows:
@@ -68,6 +86,14 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
         check_tensors(Source(folder, tensors), shapes, {})
     except ConvertError as error:
         raise ConvertError(f"{folder} is no adapter of this model: {error}") from error
+    if not shapes:
+        raise ConvertError(f"{folder} holds no tensor of an adapter")
+    kinds = str(fields.get("target_modules"))
+    lacking = [
+        m for m in modules if repr(m.rpartition(".")[2]) in kinds and f"{m}.lora_A.weight" not in shapes
+    ]
+    if lacking and not fields.get("layers_to_transform"):
+        note(f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}")
     parts = {
         path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
         for path, (name, share, scale) in adapter.items()
@@ -75,13 +101,21 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     return unflatten_dict(parts, sep="/")
 
 
-def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: float, base: str) -> None:
-    """Writes an adapter of `lora.init_lora`, in the place of one that is there, whole or not at all.
+def write(
+    folder: Path,
+    config: ModelConfig,
+    adapter: Mapping[str, Any],
+    scale: float,
+    base: str,
+    run: str | None = None,
+) -> None:
+    """Writes an adapter of `lora.init_lora`, in the place of one that was so written, whole or not at all.
 
     Args:
       folder, config: path of the folder; shape of the model.
       adapter, scale: as of `lora.merge`.
       base: name of the model.
+      run: mark of the run whose adapter it is; one already there must have the same.
     """
     leaves, tensors = flatten_dict(adapter, sep="/"), dict[str, np.ndarray]()
     ranks: dict[str, int] = {}
@@ -112,7 +146,7 @@ def write(folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: 
         "rank_pattern": more,
         "alpha_pattern": {kind: scale * n for kind, n in more.items()},
     }
-    with staged(folder, overwrite=True) as temporary:
+    with staged(folder, overwrite=True, run=run) as temporary:
         write_tensors(temporary, STEM, tensors)
         write_json(temporary / ADAPTER_CONFIG, fields)
 
@@ -130,14 +164,26 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
     return axes, modules
 
 
-def _rank_and_scale(fields: Mapping[str, Any], module: str) -> tuple[int, float]:
+def _patterns(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here none is run."""
+    given = fields.get(name) or {}
+    if not isinstance(given, dict) or any(re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given):
+        raise ConvertError(
+            f"field {name} of {ADAPTER_CONFIG} must hold ends of names of modules, not {given!r:.99}"
+        )
+    each = [(part, value) for key, value in given.items() for part in key.replace("\\", "").split("|")]
+    return [(f".{part}".replace(".^", "^.").rstrip("$"), value) for part, value in each]
+
+
+def _rank_and_scale(fields: Mapping[str, Any], ranks: Any, scales: Any, module: str) -> tuple[int, float]:
     """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
     found: list[Any] = []
-    for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", float)):
-        ends = (fields.get(pattern) or {}).items()
-        value: Any = next((n for end, n in ends if re.match(rf"(.*\.)?({end})$", module)), fields.get(name))
-        if not matches(value, kind) or value <= 0:
-            raise ConvertError(f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r}")
+    for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):
+        value: Any = next((n for end, n in ends if f"^.{module}".endswith(end)), fields.get(name))
+        if not matches(value, kind) or not 0 < value < LARGEST:
+            raise ConvertError(
+                f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r:.99}"
+            )
         found.append(value)
     rank, alpha = found
     return rank, alpha / (rank**0.5 if fields.get("use_rslora") else rank)

@@ -66,6 +66,7 @@ SLIDING: Fields = {
     "window": (("sliding_window",), int, 4096),
     "first": (("max_window_layers",), int, 28),
 }
+MOST_TYPES = 10_000  # layers among which a pattern is sought
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
@@ -106,7 +107,8 @@ def read_params(
     Raises:
       ConvertError: when the tensors are not those of this config.
     """
-    zeros = [name for name in _out_biases(config, str(fields["model_type"])) if name in source.tensors]
+    shallow = dataclasses.replace(config, layers=min(config.layers, len(source.tensors) + 1))
+    zeros = [name for name in _out_biases(shallow, str(fields["model_type"])) if name in source.tensors]
     if not any(source.read(name).any() for name in zeros):
         config = dataclasses.replace(config, out_bias=False)
     optional: dict[str, tuple[int, ...]] = dict.fromkeys(zeros, (config.width,))
@@ -136,7 +138,8 @@ def write_layout(
     write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
-    write_json(folder / "generation_config.json", {"do_sample": False, **ids})
+    drawn = {"do_sample": True, "top_k": 0} if "temperature" in model.sampling else {"do_sample": False}
+    write_json(folder / "generation_config.json", {**drawn, **model.sampling, **ids})
 
 
 def table(config: TransformerConfig) -> Table:
@@ -245,6 +248,7 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
 def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Our fields of the sliding windows that layers have, none where no layer has one. Raises ConvertError."""
     given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
+    layers = min(layers, MOST_TYPES)  # more are refused where they have no tensors
     on = given["on"] and fields.get("sliding_window", ...) is not None
     types = fields.get("layer_types")
     if types is None:
@@ -258,7 +262,7 @@ def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
             f"use_sliding_window is true, not {types!r}"
         )
     of = tuple(name == sliding for name in types)
-    period = next(n for n in range(1, layers + 1) if all(of[i] == of[i % n] for i in range(layers)))
+    period = next(n for n in range(1, layers + 1) if of[n:] == of[:-n])
     return {"sliding_window": given["window"], "sliding_layers": of[:period]} if any(of) else {}
 
 

@@ -14,7 +14,7 @@ from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
 from . import mrp, qwen2
-from .engine import ConvertError, Source, note, parted
+from .engine import ConvertError, Source, parted
 from .fields import parse_fields
 
 FAMILY = "block_diffusion"
@@ -35,6 +35,7 @@ def read(
     fields: Mapping[str, Any],
     dtype: str | None = None,
     *,
+    kind: str | None = None,
     block: int | None = None,
     mask: int | None = None,
     alignment: str | None = None,
@@ -43,14 +44,17 @@ def read(
     """As `qwen2.read`, and besides:
 
     Args:
+      kind: of a2d-qwen3, how it was trained, "bd3lm"; what config.json or `block` say by default.
       block: tokens of a block; those of config.json by default, or else of `RELEASES`.
       mask: id of the mask token; that of config.json by default, or else of `RELEASES`.
       alignment: which token logits are about, "own" or "next"; by default as the block length.
     """
     layout = {"model_type": RELEASES[fields["model_type"]][0]}
-    if fields["model_type"] == A2D and block is None:
-        note(
-            f"{source.folder} is read as trained on blocks (bd3lm); config.json would say the same of a mdlm model"
+    known = kind or block or fields.get("block_size") or fields["model_type"] != A2D
+    if not known or kind not in (None, "bd3lm"):
+        raise ConvertError(
+            f"kind of {source.folder} must be bd3lm, not {kind}: mdlm is not supported, and config.json does not say "
+            "how it was trained (load(..., kind='bd3lm'), or paradec import --kind bd3lm)"
         )
     config = parse_config(fields, block)
     tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, words)

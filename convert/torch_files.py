@@ -15,32 +15,30 @@ import collections
 import contextlib
 import functools
 import io
+import math
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
 import numpy as np
 
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.io import one_sentence
+from paradec_jax.io import one_sentence, regular
 
 from .engine import ConvertError, Source
 
-STORAGES = {
-    "FloatStorage": np.dtype(np.float32),
-    "DoubleStorage": np.dtype(np.float64),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
+KINDS = (
+    "Float float32 Double float64 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
+)
+KINDS += " Byte uint8 Bool bool"
+STORAGES = {f"{kind}Storage": np.dtype(name) for kind, name in zip(*[iter(KINDS.split())] * 2, strict=True)}
+# Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow without bound.
+MOST_STEPS = 10**6
+NAMES, TUPLES = (["GLOBAL", "STACK_GLOBAL", "INST"], ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"])
 KEPT = 2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
 
 
@@ -111,7 +109,25 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
         raise ValueError("a tensor in it lies in a storage of an unknown kind")
     if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)) or len(shape) != len(stride):
         raise ValueError("a tensor in it has no sizes")
+    if math.prod(shape) > storage.size:
+        raise ValueError("a tensor in it has more numbers than its storage")
     return Tensor(storage, offset, tuple(shape), tuple(stride))
+
+
+def _check(data: bytes) -> None:
+    """Refuses a pickle that takes more memory or time than its length explains. Raises ValueError."""
+    steps, before, memo = 0, "", dict[int, str]()
+    operations: Any = pickletools.genops(data)
+    for operation, argument, _ in operations:
+        name = operation.name
+        if "PUT" in name or name == "MEMOIZE":
+            memo[len(memo) if argument is None else argument] = before
+        again = name == "DUP" or ("GET" in name and memo.get(argument) in TUPLES)
+        far = (name == "FRAME" or "PUT" in name) and argument > len(data)
+        steps += 1 + 99 * (name in NAMES) + MOST_STEPS // 20 * again
+        if far or steps > MOST_STEPS:
+            raise ValueError("it takes more memory or time than its length explains")
+        before = name
 
 
 class Archive(contextlib.AbstractContextManager["Archive"]):
@@ -128,7 +144,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         self.path = path
         self._storage = functools.lru_cache(KEPT)(self._read_storage)
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(regular(path))
         except Exception as error:  # what is damaged raises errors of many kinds
             raise ConvertError(f"{path} is missing, damaged or not in PyTorch's zip format") from error
         try:
@@ -139,6 +155,8 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
     def _read_tree(self) -> Any:
         names = self._zip.namelist()
+        if any(entry.compress_type for entry in self._zip.infolist()):
+            raise ConvertError(f"{self.path} is a zip file, but not of PyTorch, which compresses nothing")
         found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(found) != 1:
             raise ConvertError(f"{self.path} is a zip file, but not of PyTorch: it has no data.pkl")
@@ -147,6 +165,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             raise ConvertError(f"{self.path} holds numbers that are not little-endian")
         data = self._bytes("data.pkl")
         try:
+            _check(data)
             return _Unpickler(io.BytesIO(data)).load()
         except Exception as error:  # see above
             raise ConvertError(f"data.pkl in {self.path} is damaged: {one_sentence(error, 99)}") from error

@@ -26,7 +26,7 @@ FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")  # post-
 
 def json_if_there(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty where there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def read_special(folder: Path) -> dict[str, str]:
@@ -87,7 +87,7 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
             f"{slow} is not read: save a {WORDS} beside it with transformers (`save_pretrained`), or name one with "
             "paradec import --tokenizer"
         )
-    tokenizer = read_tokenizer(path) if path.is_file() else None
+    tokenizer = read_tokenizer(path) if path.exists() else None
     config = json_if_there(folder / CONFIG)
     told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
     if before and told is not None and not told:

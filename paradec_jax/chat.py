@@ -4,16 +4,30 @@ A template is a Jinja program that comes with the weights (`chat_template` in to
 chat_template.jinja); `paradec_jax.template` runs it.
 """
 
+import copy
 import dataclasses
+import functools
+import json
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Any
 
-from paradec_jax.template import MARKS, Messages, render
+import jinja2
+
+from paradec_jax.template import MARKS, render
 from paradec_jax.template import check as check
 
 DEFAULT = "default"
-ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
+THOUGHTS = {
+    "reasoning": "reasoning_content",
+    "reasoning_content": "reasoning",
+}  # names of an assistant's thought
+ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
+# A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
+NONE = re.compile(r"\bcontent['\"\])]* is (not )?none")
+TEXT = re.compile(r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})")
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -31,12 +45,13 @@ def named_templates(value: Any) -> dict[str, str]:
         return {DEFAULT: value}
     templates: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [value]:
-        fields = entry if isinstance(entry, dict) else {}
-        name, template = fields.get("name"), fields.get("template")
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise ValueError(
-                f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
-            )
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                pass
+            case _:
+                raise ValueError(
+                    f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
+                )
         if name in templates:
             raise ValueError(f"chat_template holds two templates of the name {name!r}")
         templates[name] = template
@@ -46,90 +61,191 @@ def named_templates(value: Any) -> dict[str, str]:
 def special_tokens(model: Any) -> dict[str, str]:
     """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
     spec, words = model.token_spec, model.tokenizer
-    ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
+    ids = {"bos_token": spec.bos, "eos_token": [*spec.stop, None][0], "pad_token": spec.pad}
     ids["mask_token"] = spec.mask
-    known = {name: words.token_text(i) for name, i in ids.items() if words is not None and i is not None}
-    return {name: text for name, text in known.items() if text is not None} | dict(model.special_tokens)
+    known = {name: words and i is not None and words.token_text(i) for name, i in ids.items()}
+    return {name: text for name, text in known.items() if text} | dict(model.special_tokens)
 
 
-def conversation(model: Any, messages: Messages, add_generation_prompt: bool = True, **variables: Any) -> str:
+def object_of(talk: Any) -> dict[str, Any]:
+    """A conversation as an object with "messages"; it may be a list of them."""
+    return dict(talk) if isinstance(talk, Mapping) else {"messages": talk}
+
+
+@functools.cache
+def reads(template: str) -> set[str]:
+    """Names and texts in quotes of a template's program."""
+    tokens = jinja2.Environment().lex(template)
+    return {text.strip("'\"") for _, kind, text in tokens if kind in ("name", "string")}
+
+
+def joined(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts. Raises ValueError for a part that is none."""
+    texts = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        match part:
+            case str(text) | {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise ValueError(f"content must be a text or a list of texts, not {part!r:.80}")
+    return "".join(texts)
+
+
+def prepared(template: str, talk: Any) -> dict[str, Any]:
+    """What a template is given of a conversation, in the form that it reads; a warning names what it does not read.
+
+    Fields that are null are absent. Thoughts and arguments of calls get the name and the form of the template.
+
+    Raises:
+      ValueError: a message without content, content that is no text, or what must be JSON and is not.
+    """
+    given, known, done = object_of(talk), reads(template), []
+    messages = given.pop("messages", None)
+    names = {one: other for one, other in THOUGHTS.items() if one not in known and other in known}
+    try:
+        given |= given.pop("chat_template_kwargs", {})
+        render("", messages, True, **given)  # refuses what are no messages, and their names
+        match given:
+            case {"tools": str(tools)}:
+                given["tools"] = json.loads(tools)
+        for message in messages:
+            fields = copy.deepcopy(
+                {names.get(name, name): value for name, value in message.items() if value is not None}
+            )
+            if len(fields) < 2:
+                raise ValueError("it has no content")
+            content = fields.get("content")
+            fields["content"] = None if content is None and NONE.search(template) else joined(content)
+            for call in fields.get("tool_calls", ()):
+                function = call.get("function", call)
+                match function.get("arguments"), bool(TEXT.match(template)):
+                    case str(text), False:
+                        function["arguments"] = json.loads(text or "{}")
+                    case dict(value), True:
+                        function["arguments"] = json.dumps(value, ensure_ascii=False)
+            done.append(fields)
+    except Exception as error:  # of any form that somebody else's data may have
+        raise ValueError(f"message {len(done)} or tools: {error}") from error
+    if unread := {*given}.union(*done) - known - {"role", "content", "weight", "train"}:
+        warnings.warn(f"the chat template does not read {', '.join(sorted(unread))}", stacklevel=2)
+    return given | {"messages": done}
+
+
+def conversation(model: Any, messages: Any, add_generation_prompt: bool = True, **variables: Any) -> str:
     """The text of a conversation by a model's own template, which knows the model's special tokens by name.
 
     Begin-of-text is in it only where the template writes it.
 
+    Args:
+      model: the model.
+      messages: messages, or an object with "messages" and what else the template knows by name, such as "tools".
+      add_generation_prompt: end with the start of the assistant's answer.
+      **variables: what else the template knows by name.
+
     Raises:
-      ValueError: a model without a template, and as `render`.
+      ValueError: a model without a template, and as `prepared` and `render`.
     """
     if model.chat_template is None:
         raise ValueError("the model has no chat template: put a chat_template.jinja into its folder")
-    return render(model.chat_template, messages, add_generation_prompt, **special_tokens(model) | variables)
+    given = special_tokens(model) | prepared(model.chat_template, messages) | variables
+    return render(model.chat_template, add_generation_prompt=add_generation_prompt, **given)
 
 
-def as_prompts(model: Any, conversations: Sequence[Messages]) -> tuple[list[str], Any]:
+def as_prompts(
+    model: Any, conversations: Sequence[Any], continue_last: bool = False
+) -> tuple[list[str], Any]:
     """Texts that an assistant's answers follow, and the `TokenSpec` of such texts.
 
     A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
     tokens, what ends a turn (`turn_end`).
 
+    Args:
+      model: the model.
+      conversations: conversations, each as `conversation` takes one.
+      continue_last: whether the last message of each is an assistant's, whose words go on.
+
     Raises:
-      ValueError: as `conversation`.
+      ValueError: as `conversation`; another last message.
     """
-    texts = [conversation(model, messages) for messages in conversations]
-    ends = [turn_end(model, messages) for messages in conversations]
-    stop = dict.fromkeys([*model.token_spec.stop, *(end for end in ends if end is not None)])
+    texts = []
+    for i, talk in enumerate(conversations):
+        text, talk = conversation(model, talk, not continue_last), object_of(talk)
+        *asked, last = talk["messages"]
+        if (last["role"] == "assistant") != continue_last:
+            raise ValueError(
+                f"conversation {i} ends with the role {last['role']}: continue_last goes on with the words of an "
+                "assistant, and without it those of others are answered"
+            )
+        if continue_last:
+            begun = {**last, "content": joined(last.get("content")) + ANSWER}
+            longer = conversation(model, {**talk, "messages": [*asked, begun]}, False)
+            text = commonprefix([text, longer])  # noqa: RUF071  (where a template trims, without the last blanks)
+            talk["messages"] = asked
+        texts.append(text)
+    stop = dict.fromkeys([*model.token_spec.stop, turn_end(model, talk)])
+    stop.pop(None, None)
     return texts, dataclasses.replace(model.token_spec, bos=None, stop=tuple(stop))
 
 
-def turn_end(model: Any, messages: Messages) -> int | None:
-    """Id of the first special token that a template writes after an assistant's words, or None.
+def turn_end(model: Any, messages: Any) -> int | None:
+    """Id of the first token of its own that a template writes after an assistant's words, or None.
 
     It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
     """
-    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    answered = conversation(model, [*asked, {"role": "assistant", "content": ANSWER}], False)
-    _, known, after = answered.rpartition(ANSWER)
-    ids = model.tokenizer.encode(after) if known else []
-    return next((token for token in ids if model.tokenizer.is_special(token)), None)
+    talk = object_of(messages)
+    talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
+    after = conversation(model, talk, False).partition(ANSWER)[2]
+    tokens = (token for token in model.tokenizer.encode(after) if model.tokenizer.stands_alone(token))
+    return next(tokens, None)
 
 
-def has_marks(template: str) -> bool:
-    """Whether a template marks an assistant's words by blocks `generation`."""
-    return re.search(r"\{%[-+]?\s*generation\b", template) is not None
+def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The assistant's answers in a conversation that count, each after the text before it.
 
-
-def answered(model: Any, messages: Messages) -> list[tuple[str, bool]]:
-    """The text of a conversation up to its last answer, in pieces, each with whether it is an assistant's.
-
-    Where the template has blocks `generation` these are the assistant's pieces. Elsewhere an answer is what a turn
-    adds to the text of the messages before it, which must then be the beginning of the text with the turn.
+    Where the template has blocks `generation` these are the answers, unless some do not count. Elsewhere an answer is
+    what a turn adds to the text that it is generated from.
 
     Raises:
-      ValueError: as `conversation`; no assistant's words; a template that neither marks them nor keeps to prefixes.
+      ValueError: as `conversation`; another weight; a template that neither marks them nor
+        begins with the text of the messages before.
     """
-    text = conversation(model, messages, False)
-    if has_marks(model.chat_template):
-        begins, ends = MARKS.values()
-        first, *rest = conversation(model, messages, False, **MARKS).split(begins)
-        halves = [part.partition(ends) for part in rest]
-        pieces = [(first, False), *((half, i == 0) for one in halves for i, half in enumerate(one[::2]))]
-        if "".join(piece for piece, _ in pieces) != text:
+    text, messages = conversation(model, talk, False), talk["messages"]
+    turns, silent = [], False
+    for i, message in enumerate(messages):
+        answers, given = message["role"] == "assistant", [message.get("weight"), message.get("train")]
+        if any(value not in (None, 0, answers) for value in given):
+            raise ValueError(f'"weight" and "train" must be 0 or, of an assistant\'s message, 1, not {given}')
+        turns += [i] * (answers and 0 not in given)
+        silent |= answers and 0 in given
+
+    def write(most: int, *more: Any, prompt: Any = False, **marks: str) -> str:
+        return conversation(model, {**talk, "messages": [*messages[:most], *more]}, prompt, **marks)
+
+    if "endgeneration" in reads(model.chat_template) and not silent:
+        parts = re.split(f"[{''.join(MARKS.values())}]", write(len(messages), **MARKS))
+        if "".join(parts) != text:
             raise ValueError("the chat template writes another text with its generation marks than without")
-    else:
-        pieces, end = [], 0
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = conversation(model, messages[:i]) if i else ""
-            after = conversation(model, messages[: i + 1], False)
-            if not (after.startswith(before) and text.startswith(after)):
+        return [("".join(parts[:i]), parts[i]) for i in range(1, len(parts), 2)]
+    found = []
+    for i in turns:
+        whole, other = write(i + 1), write(i, {"role": "assistant", "content": ANSWER})
+        try:
+            before = write(i, prompt=True)
+        except ValueError:  # no messages, or too few for the template
+            before = ""
+        start = commonprefix([whole, other, before or whole])  # noqa: RUF071  (at most up to the content)
+        before = before or start
+        answer = whole.removeprefix(before)
+        if not whole.startswith(before):  # it opens a thought, which the template leaves out of the history
+            if not whole.startswith(write(i)):
                 raise ValueError(
                     "the chat template has no {% generation %} marks, and its text of the messages before "
                     f"message {i} is no beginning of the text with it: which words are the assistant's is unknown"
                 )
-            pieces += [(text[end : len(before)], False), (text[len(before) : len(after)], True)]
-            end = len(after)
-    while pieces and not pieces[-1][1]:
-        pieces.pop()
-    if not pieces:
-        raise ValueError('"messages" has no turn of an assistant')
-    return [piece for piece in pieces if piece[0]]
+            answer, words = whole[len(start) :], joined(messages[i].get("content"))
+            if words.strip() not in answer:
+                opened = before[len(start) :]
+                words = words.removeprefix(opened).removeprefix(opened.strip())
+                answer = words + other.partition(ANSWER)[2]
+        found.append((before, answer))
+    return found

@@ -1,8 +1,10 @@
 """The only registry: what belongs to each family of models, so that a family is added in one place."""
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -20,6 +22,7 @@ from paradec_jax.config import (
     RecurrentDepthConfig,
     ResidualHeadConfig,
 )
+from paradec_jax.decode.machine.knobs import alternatives
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.models import DenoiserNetwork, RecurrentDepthNetwork, ResidualHeadNetwork, TransformerNetwork
 from paradec_jax.models.network import ModelNetwork
@@ -54,8 +57,7 @@ class Family:
       config: class of its shapes.
       network: class of the network as decoders and losses see it, of a config.
       presets: named shapes.
-      settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
-        decoder's defaults on command lines.
+      settings: rows of the table of `paradec compare`, which suit the bundled models.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
@@ -68,7 +70,16 @@ class Family:
     bundled: tuple[str, ...]
     texts: TextTable | None = None
 
+    def named(self, name: str | None = None) -> Setting | None:
+        """The decoder of a row's name with its own defaults, None where no row has it; the baseline's by default."""
+        for row in self.settings:
+            if row.baseline if name is None else row.name == name:
+                return Setting(row.name, type(row.decoder)(**MEANT.get(row.name, {})))
+        return None
 
+
+MEANT = {"multiblock": {"blocks": 2}}  # by a name, beyond its class
+OPTION = re.compile(r" --(no-)?([\w-]+)(?:[ =](?!--)(\S+))?")
 Shape = ModelConfig | ResidualHeadConfig
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
@@ -174,7 +185,6 @@ BLOCK_DIFFUSION = Family(
         Setting("block", decode.BlockDenoising(rule="entropy")),
         Setting("block", decode.BlockDenoising(rule="factor")),
         Setting("block", decode.BlockDenoising(rule="threshold")),
-        Setting("residual_veto", decode.ResidualVeto(), decode.ResidualVeto.Knobs(threshold=0.5)),
         *(
             Setting(name, dataclasses.replace(decoder, head=head))
             for name, decoder in (
@@ -207,6 +217,38 @@ def family_named(name: str) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {name!r}")
+
+
+def choose(family: str, text: str | None = None, options: Mapping[str, Any] | None = None) -> Setting:
+    """The decoder and knobs that a text names as on a command line: its own defaults, changed by options.
+
+    Args:
+      family: name of the family.
+      text: name and options, such as "jacobi --block 8 --running"; the name of the family's baseline when None.
+      options: further values by field, which count before those of the text.
+
+    Raises:
+      ValueError: a decoder of another family, or options that this decoder does not have.
+    """
+    of, words = family_named(family), [] if text is None else str(text).split() or [""]
+    row = of.named(*(word.replace("-", "_") for word in words[:1]))
+    if row is None:
+        known = ", ".join(dict.fromkeys(setting.name for setting in of.settings))
+        raise ValueError(f"{words[0]} does not suit a model of family {family}; it takes one of {known}")
+    rest = "".join(f" {word}" for word in words[1:])
+    if wrong := OPTION.sub("", rest):
+        raise ValueError(f"{row.name} takes options such as --temperature 0.5, not{wrong}")
+    kinds, given = alternatives(row.decoder.__class__) | alternatives(row.values.__class__), {}
+    for no, option, word in OPTION.findall(rest):
+        value: Any = word or not no
+        fits = kinds.get(field := option.replace("-", "_"), (float, int, str, bool))
+        for read in (float, int):
+            with contextlib.suppress(ValueError):
+                value = read(word) if read in fits else value
+        if type(value) not in fits and value not in sum(map(get_args, fits), ()):
+            raise ValueError(f"--{option} of {row.name} must not be {value!r}")
+        given[field] = value
+    return row.changed(given | dict(options or {}))
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -3,19 +3,22 @@
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.decode import Decoded, DecoderBase, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of, whole_numbers
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.families import family_named
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.families import choose
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
@@ -26,7 +29,7 @@ from paradec_jax.tokenizer import Tokenizer
 BUCKET = 32  # buffers of a multiple of it share a compiled program
 NEW_TOKENS = 200  # at most, where nobody says
 Messages = Sequence[Mapping[str, Any]]
-Prompts = Sequence[str] | Messages | Sequence[Messages]
+Prompts = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,24 +76,26 @@ def generate(
     log_probs: bool = False,
     bucket: int = BUCKET,
     every: int = 8,
+    continue_last: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
     """Continues texts, or answers conversations.
 
     A conversation is a list of messages, such as `{"role": "user", "content": "Hello"}`. The model's chat template
-    makes a text of it, to which no begin-of-text is added. The answer also ends at the special token that the
-    template writes after an assistant's words.
+    makes a text of it, to which no begin-of-text is added. The answer also ends at the token that the template writes
+    after an assistant's words. `{"messages": [...], "tools": [...]}` gives the template more than messages.
 
     A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
     the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
-    prompts fall in the same bucket share one compiled program.
+    prompts and whose budgets fall in the same bucket share one compiled program.
 
     Args:
       model: a model with a tokenizer.
       prompts: texts, or one conversation, or several. The model's begin-of-text token is put before each text that
         does not begin with it. Empty texts where the decoder can start from nothing.
-      decoder: any decoder, bound or not; when None that of `paradec generate`, the last row of the family's table.
-      knobs: knobs of the decoder; the defaults when None.
+      decoder: any decoder, bound or not; when None that which the model names, or else the plain one of its family.
+      knobs: knobs of the decoder; the defaults when None, and for conversations the model's own sampling, where its
+        files have one (`Model.sampling`; a line on standard error tells).
       max_new_tokens: new tokens of a row at most, a whole number.
       seed: seed of all draws, a whole number of 64 bits.
       samples: rows a prompt.
@@ -101,6 +106,7 @@ def generate(
         that one that grows meets few programs.
       every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
         steps less one, and the counts say so.
+      continue_last: whether the last message of each conversation is an assistant's, whose words go on.
       mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
         `fsdp`; where the model lies already (`load`) when None. No token depends on it.
 
@@ -108,10 +114,11 @@ def generate(
       ValueError: no prompt, a prompt too long for the model, no tokenizer, messages that the model's template
         refuses, or a number below 1.
     """
-    check_positive(every=every)
-    if decoder is None:
-        usual = family_named(model.family).settings[-1].changed({})
-        decoder, knobs = usual.decoder, usual.knobs if knobs is None else knobs
+    check_number("every", every)
+    setting = choose(model.family, model.decoder) if decoder is None else Setting("", decoder)
+    if knobs is None and prompts and conversations(prompts) and not getattr(decoder, "greedy", False):
+        setting = answering(model, setting)
+    decoder, knobs = setting.decoder, setting.knobs if knobs is None else knobs
     task = continuation_task(
         model,
         prompts,
@@ -122,6 +129,7 @@ def generate(
         stop_strings=stop_strings,
         log_probs=log_probs,
         bucket=bucket,
+        continue_last=continue_last,
         mesh=mesh,
     )
     return task.run(knobs, every)
@@ -200,34 +208,49 @@ def continuation_task(
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
     bucket: int = BUCKET,
+    continue_last: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Task:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
     tokenizer, spec = tokenizer_of(model), model.token_spec
     if isinstance(prompts, str):
-        raise ValueError("prompts must be a list of texts, not one text")
+        raise ValueError(f"prompts must be a list of texts, not {prompts!r:.60}")
     if not prompts:
         raise ValueError("prompts must hold at least one text")
-    check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
-    if isinstance(stop_strings, str) or not all(stop_strings):
+    check_number("max_new_tokens", max_new_tokens)
+    check_number("samples", samples)
+    if isinstance(stop_strings, str) or not all(isinstance(text, str) and text for text in stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
-    canvas = decoder.any_order
+    check_number("bucket", bucket, 1, max(BUCKET, model.network.max_length))
+    canvas = getattr(decoder, "any_order", False)
     texts: Any = prompts
     if chats := conversations(prompts):
         from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
 
-        texts, spec = as_prompts(model, chats)
+        texts, spec = as_prompts(model, chats, continue_last)
+    elif continue_last:
+        raise ValueError("continue_last is for conversations, and the prompts are texts")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompts must hold texts, not {list(texts)!r:.60}")
     tokens, lengths = encode_prompts(tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas)
     if chats:
         extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
         tokens = np.pad(tokens, ((0, 0), (0, extra)), constant_values=spec.pad)
+    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    for i, row in enumerate(ids):
+        if canvas and spec.mask in row:
+            raise ValueError(
+                f"prompt {i} holds {tokenizer.token_text(spec.mask)!r}, "  # type: ignore[arg-type]
+                "the model's mask, which no text may hold: leave it out"
+            )
     longest = int(lengths.max())
     needed = longest + max_new_tokens
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
-    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + max_new_tokens
+    # Its room for new tokens is rounded up, by a quarter at most beyond the first buckets: budgets share programs.
+    unit = bucket * 2 ** max((max_new_tokens // bucket).bit_length() - 3, 0)
+    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + -(-max_new_tokens // unit) * unit
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
     decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
-    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     request = make_request(
         np.repeat(tokens, samples, axis=0)[:, : decoder.size],
         np.repeat(lengths, samples),
@@ -239,12 +262,23 @@ def continuation_task(
     return Task(model, decoder, parameters(model, decoder, mesh), request, before, stop_strings)
 
 
+def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Setting:
+    """The setting with the model's own sampling, but for what is given; a line on standard error tells of it."""
+    drawn = {name: value for name, value in model.sampling.items() if name not in given}
+    knobs = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
+    words = [f"{name} {drawn[name]:g}" + " (not applied)" * (name not in knobs) for name in drawn]
+    if words:
+        line = f"{type(setting.decoder).__name__} takes from the model's files: {', '.join(words)}"
+        print(line, file=sys.stderr)
+    return setting.changed(knobs) if knobs else setting
+
+
 def conversations(prompts: Prompts) -> list[Messages]:
     """Conversations where prompts are one or several of them; nothing where they are texts."""
-    first: Any = prompts[0]
-    if isinstance(first, Mapping):
+    first: Any = prompts if isinstance(prompts, Mapping) else prompts[0]
+    if first is prompts or (isinstance(first, Mapping) and "messages" not in first):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts) if isinstance(first, list | tuple) else []  # type: ignore[arg-type]
+    return list(prompts) if isinstance(first, Mapping | list | tuple) else []  # type: ignore[arg-type]
 
 
 def bind(
@@ -270,12 +304,14 @@ def bind(
       ValueError: a request that is too long for the model, a decoder that needs a head where the model has none, or
         a decoder that does not suit the network.
     """
+    if not isinstance(decoder, DecoderBase):
+        raise ValueError(f"decoder must be a decoder, such as Jacobi(), not {decoder!r}")
     if lacks_head(model, decoder):
         raise ValueError(
             f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
         )
-    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:
-        decoder = dataclasses.replace(decoder, head=model.head.network)
+    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:  # type: ignore
+        decoder = dataclasses.replace(decoder, head=model.head.network)  # type: ignore
     network = model.network if decoder.network is None else decoder.network
     if not decoder.windowed:
         needed = size if needed is None else needed
@@ -325,30 +361,21 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def check_positive(**values: Any) -> None:
-    """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
-    for name, value in values.items():
-        if whole_numbers(name, value).ndim:
-            raise ValueError(f"{name} must be one number, not {value}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-
-
 def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
 
     Raises:
       ValueError: a seed that is no whole number of 64 bits.
     """
-    number = whole_numbers("seed", seed, 64)[()]
+    words = seed_words(seed)
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    return _keys_of_samples(number, marks, np.arange(samples, dtype=np.uint32))
+    return _keys_of_samples(words, marks, np.arange(samples, dtype=np.uint32))
 
 
 @jax.jit
-def _keys_of_samples(seed: Any, marks: Any, samples: Any) -> Array:
+def _keys_of_samples(words: Any, marks: Any, samples: Any) -> Array:
     """Keys [N * K] of N prompts' marks and K numbers of samples, in one program."""
-    folded = keys_of(seed, marks)
+    folded = keys_of(words, marks)
     per_sample = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(per_sample, in_axes=(0, None))(folded, samples).reshape(-1)

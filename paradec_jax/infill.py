@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode import Masked, make_request
 from paradec_jax.generate import (
     BUCKET,
     Generation,
     Task,
     bind,
-    check_positive,
     parameters,
     row_keys,
     tokenizer_of,
@@ -70,7 +70,7 @@ def infill_task(
 ) -> Task:
     """Encodes texts with gaps and binds the decoder; arguments and errors are those of `infill`."""
     tokenizer, spec = tokenizer_of(model), model.token_spec
-    check_positive(samples=samples)
+    check_number("samples", samples)
     one = not pieces or isinstance(pieces[0], str | int)
     rows = [_with_gaps(tokenizer, spec, row) for row in ([pieces] if one else pieces)]
     longest = max(len(row) for row in rows)
@@ -96,8 +96,7 @@ def _with_gaps(tokenizer: Tokenizer, spec: TokenSpec, pieces: Any) -> list[int]:
             ids += tokenizer.encode_after(AFTER_GAP if ids else "", "".join(group))
             continue
         for gap in group:
-            if not 1 <= gap <= MOST_GAP:
-                raise ValueError(f"a gap must be of at least 1 and at most {MOST_GAP} tokens, not {gap}")
+            check_number("gap", gap, 1, MOST_GAP)
             ids += [-1] * gap
     if -1 not in ids:
         raise ValueError("the text has no gap: put a number of tokens between its pieces")

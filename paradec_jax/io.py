@@ -1,12 +1,15 @@
 """Files that appear whole or not at all, JSON and JSON lines of others, and errors as one sentence."""
 
+import contextlib
+import hashlib
 import json
+import math
 import os
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_CHARACTERS = 290  # of a sentence about wrong input; commands put their name before it
 # What input that is wrong may raise: errors of ours, and what no check of ours foresaw.
@@ -37,21 +40,33 @@ def regular(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, UTF-8 with or without a byte order mark.
+def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
+    """The object in a JSON file, UTF-8 with or without a byte order mark; `finite` refuses NaN and infinities in it.
 
     Raises:
       ValueError: a file that is no JSON, or holds anything else.
       OSError: a file that cannot be read.
     """
     regular(path)
+
+    def number(text: str) -> float:
+        if finite and not math.isfinite(float(text)):
+            raise ValueError(f"{text} is no finite number")
+        return float(text)
+
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold one JSON object")
     return value
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -89,18 +104,25 @@ def json_line(data: bytes, where: str) -> dict[str, Any] | None:
     return value
 
 
-def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes UTF-8 text to a file beside `path`, which then takes its place; its folder must exist.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path`, which takes its place when the block ends well; its folder must exist.
 
     A reader, or the next process after a kill, finds the old file or the new one. On an error the old one stays.
     """
-    path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("xb") as file:
+            yield file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file of UTF-8 text, whole or not at all, in the place of one that is there (`replacing`)."""
+    with replacing(Path(path)) as file:
+        file.write(text.encode())
 
 
 def lock(descriptor: int) -> None:

@@ -6,10 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
 from paradec_jax.families import network_of
 from paradec_jax.tokenizer import Tokenizer
 
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
+
+
+def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that a generation_config.json says, with the defaults of transformers 5 where it samples.
+
+    Raises:
+      ValueError: a value that cannot be, naming the field.
+    """
+    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0} if fields.get("do_sample") else {}
+    values = {name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()}
+    values["top_k"] = values.get("top_k") or None  # 0 keeps all there
+    as_arrays(RepetitionKnobs(**values))
+    return {name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +58,8 @@ class Model:
       chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
       special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
       head: what corrects the network's scores between its calls, or None.
+      sampling: fields of `RepetitionKnobs` by name, for answers to conversations where the caller gives no knobs.
+      decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8 --running"), or None.
     """
 
     config: ModelConfig
@@ -53,6 +69,8 @@ class Model:
     chat_template: str | None = None
     head: ResidualHead | None = None
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    decoder: str | None = None
 
     @property
     def family(self) -> str:

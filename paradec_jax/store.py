@@ -2,7 +2,8 @@
 
 ::
 
-    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file
+    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file;
+                         perhaps `sampling` and `decoder`, see `Model`
     network.safetensors  the part "network"; or shards network-00001-of-...
     residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
     tokenizer.json, chat_template.jinja   optional
@@ -24,11 +25,19 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
-from paradec_jax.disk.folders import CHAT_TEMPLATE, StoreError, locate, staged
+from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
+from paradec_jax.disk.folders import (
+    ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
+    IS_ADAPTER,
+    MARKER,
+    StoreError,
+    locate,
+    staged,
+)
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import family_named, parameter_shapes
-from paradec_jax.io import read_object
-from paradec_jax.lora import merge
+from paradec_jax.families import choose, family_named, network_of, parameter_shapes
+from paradec_jax.io import read_object, regular, sha256_of
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
@@ -37,30 +46,35 @@ FORMAT_VERSION = 2
 NETWORK, HEAD = "network", ResidualHeadConfig.family
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
+FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
 
-def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
+def save(
+    folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False, run: str | None = None
+) -> None:
     """Writes a model folder, whole or not at all, one file of weights at a time.
 
     Args:
       folder: path of the new folder; parents are made.
       model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
-      overwrite: whether a model folder already there is replaced.
+      overwrite: whether a model folder already there, as it was written, is replaced.
+      run: mark of the run whose model it is; one already there must have the same.
 
     Raises:
-      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
+      StoreError: when the folder exists or has other files, the parameters contradict the config, or the head is
+        another network's.
     """
     _check_ids(model.config, model.token_spec, model.tokenizer)
     sources: dict[str, Any] = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
     leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
     for name, source in sources.items():
         _check_leaves(source.config, leaves[name])
-    with staged(folder, overwrite=overwrite) as temporary:
+    with staged(folder, overwrite=overwrite, run=run) as temporary:
         parts, sections = {}, {}
         for name, source in sources.items():
             files = write_tensors(temporary, name, leaves[name])
-            parts[name] = source.config, {file: _digest(temporary / file) for file in files}
+            parts[name] = source.config, {file: sha256_of(temporary / file) for file in files}
             shape = {"family": source.config.family, "config": source.config.to_dict()}
             sections[name] = shape | {"weights": parts[name][1]}
         if model.head is not None:
@@ -73,6 +87,8 @@ def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = Fals
             "parts": sections,
             "token_spec": dataclasses.asdict(model.token_spec),
             "special_tokens": dict(model.special_tokens),
+            "sampling": dict(model.sampling),
+            "decoder": model.decoder,
         }
         (temporary / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
@@ -88,6 +104,7 @@ def load(
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    kind: str | None = None,
 ) -> Model:
     """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
 
@@ -101,6 +118,7 @@ def load(
       mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
         own devices hold. The default device when None.
       adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
+      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it, "bd3lm".
 
     Raises:
       StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted;
@@ -124,12 +142,11 @@ def load(
         params = jax.tree.map(place, part.params, *places)
         return dataclasses.replace(part, config=dataclasses.replace(part.config, **kinds), params=params)
 
-    with _reading(source, dtype, allow_nonfinite) as stored:
+    with _reading(source, dtype, allow_nonfinite, kind) as stored:
         if adapter is not None:
-            from paradec_jax.convert.peft import read
+            from paradec_jax.convert.peft import merged
 
-            changes = read(Path(adapter), stored.config, allow_nonfinite)
-            stored = dataclasses.replace(stored, params=merge(stored.params, changes, 1.0))
+            stored = merged(stored, locate(adapter), allow_nonfinite)
         model = placed(stored)
         head = None if stored.head is None else placed(stored.head)
     if head is not None and (adapter is not None or model.config != stored.config):
@@ -139,17 +156,21 @@ def load(
 
 
 @contextlib.contextmanager
-def _reading(source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool) -> Iterator[Model]:
+def _reading(
+    source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool, kind: str | None
+) -> Iterator[Model]:
     """The model of a source, whose parameters are read when they are asked for."""
     path = locate(source)
     config = path / CONFIG
     with _naming(source):
         if path.is_dir() and (not config.is_file() or "format_version" in read_object(config)):
+            if kind is not None:
+                raise StoreError("kind is for checkpoints of type a2d-qwen3")
             yield _opened(path, allow_nonfinite)
             return
     from paradec_jax.convert.checkpoint import opened as converted  # a model folder needs no converter
 
-    with converted(path, dtype, allow_nonfinite=allow_nonfinite) as model:
+    with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
         _check_ids(model.config, model.token_spec, model.tokenizer)
         yield model
 
@@ -176,9 +197,21 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
     facts = {
         "token_spec": _built(TokenSpec, description["token_spec"]),
         "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
-        "chat_template": template.read_bytes().decode() if template.exists() else None,
+        "chat_template": regular(template).read_bytes().decode() if template.exists() else None,
         "special_tokens": description.get("special_tokens", {}),
+        "sampling": description.get("sampling", {}),
+        "decoder": description.get("decoder"),
     }
+    with _naming(f"sampling or decoder of {CONFIG}"):
+        as_arrays(RepetitionKnobs(**facts["sampling"]))
+        if facts["decoder"] is not None:
+            usual, network = choose(config.family, facts["decoder"]), network_of(config)
+            usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
+    special = facts["special_tokens"]
+    if not isinstance(special, dict) or not all(
+        name.endswith("_token") and isinstance(text, str) for name, text in special.items()
+    ):
+        raise StoreError(f"special_tokens must be texts by names that end in _token, not {special!r:.99}")
     _check_ids(config, facts["token_spec"], facts["tokenizer"])
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:
@@ -203,10 +236,19 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
         return _fingerprint(_read_description(folder)[1])
 
 
+def digest_of(source: str) -> str:
+    """SHA-256 of the digests of a model's files, whatever their form."""
+    place, digest = locate(source), hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.is_file() and file.name != MARKER:
+            digest.update(bytes.fromhex(sha256_of(file)))
+    return digest.hexdigest()
+
+
 def names_of(models: Sequence[str]) -> list[str]:
     """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
     paths = [Path(model).parts for model in models]
-    short = ["/".join(p[-3:-1]) if len(p) >= 3 and p[-1] == "model" else p[-1] for p in paths]
+    short = ["/".join(p[-3:-1] if len(p) >= 3 and p[-1] == "model" else p[-1:]) for p in paths]
     return short if len(set(short)) == len(short) else list(models)
 
 
@@ -224,8 +266,9 @@ def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
 def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
     """The object in config.json, and its parts by name."""
     if not (folder / CONFIG).is_file():
-        raise StoreError(f"not a model folder: it has no {CONFIG}")
-    description = read_object(folder / CONFIG)
+        adapter = (folder / ADAPTER_CONFIG).is_file()
+        raise StoreError(f"not a model folder: {IS_ADAPTER if adapter else f'it has no {CONFIG}'}")
+    description = read_object(folder / CONFIG, finite=True)
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -251,15 +294,17 @@ def _built(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
-    """Refuses special tokens, and ids of a tokenizer, beyond the vocabulary."""
+    """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use its last ids."""
     size = config.vocab_size
     optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
     for token in (*optional, *token_spec.stop, token_spec.pad):
         if not 0 <= token < size:
             raise StoreError(f"token_spec holds {token!r}, which is no id of a vocabulary of {size}")
-    last = -1 if tokenizer is None else tokenizer.vocab_size - 1
-    if last >= size:
-        raise StoreError(f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}")
+    if tokenizer is not None and tokenizer.vocab_size > size:
+        last = tokenizer.vocab_size - 1
+        if last >= size + FEW:  # of another model; a few are added without rows for them
+            raise StoreError(f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}")
+        tokenizer.rows = size
 
 
 def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
@@ -269,6 +314,10 @@ def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
             raise StoreError(
                 f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
             )
+    fields = vars(config).items()
+    layers = max(value for name, value in fields if name.endswith("layers") and isinstance(value, int))
+    if layers > len(leaves):  # before the shapes of so many are made
+        raise StoreError(f"the config asks for {layers} layers, but there are only {len(leaves)} parameters")
     expected = flatten_dict(parameter_shapes(config), sep="/")
     for path in sorted(expected.keys() | leaves.keys()):
         if path not in leaves:
@@ -298,16 +347,11 @@ def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonf
         tensors |= open_tensors(folder / file)
     _check_leaves(config, tensors)
     for file in weights:
-        if _digest(folder / file) != weights[file]:
+        if sha256_of(folder / file) != weights[file]:
             raise StoreError(f"{file} differs from its digest in {CONFIG}")
     if not allow_nonfinite:
         tensors = {path: finite(path, tensor) for path, tensor in tensors.items()}
     return unflatten_dict(tensors, sep="/")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fingerprint(parts: Parts) -> str:

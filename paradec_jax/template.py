@@ -1,11 +1,18 @@
 """A chat template as a program: somebody else's Jinja, compiled and run in a sandbox.
 
-It runs without access to attributes that begin with an underscore and cannot change the objects handed to it.
+It runs without access to attributes that begin with an underscore and cannot change the objects handed to it. The
+language does not bound time and memory. So on POSIX systems a template runs in a process of its own: this file, as a
+program whose time and memory the system bounds.
 """
 
 import datetime
 import functools
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +25,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Names by which a block `generation` knows what to write before and after it, and what that is: no characters.
 MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
 Messages = Sequence[Mapping[str, Any]]
+SECONDS, MEMORY = 1.5, 10**9  # of processor time for one text, and bytes of the process that makes them
+LONGEST, MOST = 100_000, 10**7  # characters of a template, and of a text
+TOO_MUCH = "takes too much time or memory"
 
 
 def render(
@@ -49,16 +59,67 @@ def render(
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {i} must be an object with a role, not {message!r:.200}")
-    given = {"tools": None, "documents": None} | variables
-    compiled = check(template)
+    given = {"tools": None, "documents": None, **variables, "messages": messages}
+    given["add_generation_prompt"] = add_generation_prompt
+    check(template)
     try:
-        return compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
+        question = json.dumps([template, given]) if os.name == "posix" else ""
+    except TypeError:  # objects of the caller's own, which no other process has
+        question = ""
+    text, error = json.loads(_ask(question)) if question else _answer(template, given)
+    if error:
+        raise ValueError(f"the chat template {error}")
+    return text
+
+
+_lock = threading.Lock()
+_programs: dict[int, Any] = {}  # that answer, by the process that began them
+
+
+def _ask(question: str) -> str:
+    """The answer to a line of JSON, by a process that begins with the first one, and anew after one that ended it."""
+    with _lock:
+        # In a session of its own, so that Ctrl-C on a terminal is the caller's alone.
+        program: Any = _programs.pop(os.getpid(), None) or subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        print(question, file=program.stdin, flush=True)
+        answer = program.stdout.readline()
+        if answer:
+            _programs[os.getpid()] = program
+        else:
+            program.communicate()
+    return answer or json.dumps(["", TOO_MUCH])
+
+
+def _serve() -> None:
+    """Answers the lines of standard input, with less time and memory than this process could have."""
+    import resource  # POSIX only
+
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (min(MEMORY, most % 2**63), most))
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose end ends the process
+        print(json.dumps([part[:MOST] for part in _answer(*json.loads(line))]), flush=True)
+
+
+def _answer(template: str, given: Mapping[str, Any]) -> tuple[str, str]:
+    """A text, or what there is to say of a template that makes none."""
+    try:
+        text = check(template).render(given)
     except _Refusal as error:
-        raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return "", f"refuses these messages: {error}"
     except jinja2.exceptions.SecurityError as error:
-        raise ValueError(f"the chat template asks for what its sandbox forbids: {error}") from error
+        return "", f"asks for what its sandbox forbids: {error}"
+    except MemoryError:
+        return "", TOO_MUCH
     except Exception as error:  # a program of somebody else's may raise anything
-        raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return "", f"fails: {type(error).__name__}: {error}"
+    return (text, "") if len(text) <= MOST else ("", f"makes a text of more than {MOST:,} characters")
 
 
 class _Refusal(jinja2.TemplateError):
@@ -88,8 +149,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
         optimized=False,  # the optimizer computes constants, such as 9**9**9, while it compiles
+        # Or else those that are written are computed there.
+        finalize=jinja2.pass_context(lambda _, value: value),
     )
-    environment.filters["tojson"] = _to_json
+    # Without the escapes of HTML that Jinja's own filter makes.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     functions: dict[str, Callable] = {
         "raise_exception": _raise_exception,
         "strftime_now": lambda format: datetime.datetime.now().strftime(format),
@@ -101,11 +165,19 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @functools.lru_cache(maxsize=16)
 def check(template: str) -> jinja2.Template:
     """A template, compiled and not run. Raises ValueError for no Jinja, or filters that are not known."""
+    if len(template) > LONGEST:
+        raise ValueError(f"the chat template must have at most {LONGEST:,} characters, not {len(template):,}")
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is no Jinja: {error.message} (line {error.lineno})") from error
-    except (RecursionError, SyntaxError, MemoryError, OverflowError) as error:  # of Python's own compiler
+    except (
+        RecursionError,
+        SyntaxError,
+        MemoryError,
+        ArithmeticError,
+        ValueError,
+    ) as error:  # of the compilers
         raise ValueError(f"the chat template cannot be compiled ({type(error).__name__})") from error
 
 
@@ -113,14 +185,5 @@ def _raise_exception(message: str) -> None:
     raise _Refusal(message)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter makes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+if __name__ == "__main__":
+    _serve()

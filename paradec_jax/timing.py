@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from paradec_jax.decode import Decoded, Request, run
+from paradec_jax.decode.machine.drive import checked, compiled_run
 
 Advance = Callable[[int], None]
 
@@ -147,6 +148,15 @@ def compile_all(
         seconds.append(max(first - again, 0.0))
         advance(1)
     return seconds
+
+
+def planned_bytes(case: Case, request: Request) -> int:
+    """Bytes that XLA plans for the program that decodes a request: parameters, temporaries, results."""
+    _, *arrays = checked(case.decoder, case.params, request, case.knobs)
+    plan: Any = (
+        compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1)).compile().memory_analysis()
+    )
+    return plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.output_size_in_bytes
 
 
 def _time(

@@ -10,10 +10,11 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from paradec_jax.io import one_sentence
+from paradec_jax.io import one_sentence, regular
 
 FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
+LONGEST_PIECE = 256  # characters; each is cut everywhere
 # Tokens that byte fallback joins: one wrong byte spoils its neighbours.
 ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
@@ -33,14 +34,18 @@ class Tokenizer:
     Args:
       backend: the library's tokenizer.
       name: name of its file in error messages.
+
+    Attributes:
+      rows: ids that a text may use, all where it is None; the embedding has no rows for those beyond.
     """
 
-    __slots__ = ("_backend", "_name", "_size")
+    __slots__ = ("_backend", "_name", "_size", "rows")
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
         self._backend = backend
         self._name = name
         self._size: int | None = None
+        self.rows: int | None = None
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -51,10 +56,10 @@ class Tokenizer:
           ValueError: when the library cannot read the file.
         """
         path = Path(path)
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"no tokenizer at {path}: expected a tokenizer.json file")
         backend = _asked(
-            lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")),
+            lambda: tokenizers.Tokenizer.from_str(regular(path).read_text(encoding="utf-8-sig")),
             f"{path} is not a tokenizer.json that can be read",
         )
         backend.no_padding()
@@ -79,7 +84,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts, faster than one by one."""
         rows = self._ask(lambda: self._backend.encode_batch_fast(list(texts), add_special_tokens=False))
-        return [row.ids for row in rows]
+        return [self._known(row).ids for row in rows]
 
     def encode_with_offsets(self, text: str, before: str = "") -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of a text, as of `encode_after`, and the characters [start, end) of it that each stands for."""
@@ -92,7 +97,16 @@ class Tokenizer:
         return both.ids[len(own) :], places
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
-        return self._ask(lambda: self._backend.encode(text, add_special_tokens=False))
+        return self._known(self._ask(lambda: self._backend.encode(text, add_special_tokens=False)))
+
+    def _known(self, found: tokenizers.Encoding) -> tokenizers.Encoding:
+        """Ids for which a model has rows. Raises ValueError for others."""
+        last = max(found.ids, default=0)
+        if self.rows is not None and last >= self.rows:
+            raise ValueError(
+                f"a text holds {self.token_text(last)!r}, a token for which the model has no row"
+            )
+        return found
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """Token ids of a text that follows another one, whose ids stay those that it has alone.
@@ -141,6 +155,11 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """Whether a token is left out of a text that is decoded without special tokens."""
         return bool(self.decode([token])) and not self.decode([token], skip_special=True)
+
+    def stands_alone(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary whole, as special ones are, and is no blank."""
+        added = self._ask(self._backend.get_added_tokens_decoder).get(token)
+        return bool(added and added.content.strip())
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""
@@ -203,7 +222,12 @@ def from_pieces(
       scores: of the pieces that are merged of two others, the best first.
       unknown: the piece of what has no bytes.
       blank: whether a blank is put before a text.
+
+    Raises:
+      ValueError: a piece that is longer than `LONGEST_PIECE`.
     """
+    if (longest := max(map(len, scores), default=0)) > LONGEST_PIECE:
+        raise ValueError(f"a piece of {longest} characters is longer than {LONGEST_PIECE}")
     cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
     pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
     pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))

@@ -59,7 +59,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "pd.BlockDenoising(rule='factor')",
         "pd.Residual()",
         "pd.ResidualSpeculative()",
-        "pd.ResidualVeto()",
     ),
     "tiny-mdlm": ("pd.Masked()",),
     "tiny-mdlm-distilled": ("pd.Masked()",),

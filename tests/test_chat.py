@@ -1,5 +1,6 @@
 """Chat templates: what those of releases need, one clear error for each failure, and a sandbox that holds."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from paradec_jax import chat, store
 from paradec_jax.cli import main
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
-from paradec_jax.generate import continuation_task
+from paradec_jax.generate import Task, continuation_task
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\
@@ -230,6 +231,24 @@ class TestAnswers:
         assert both.text == ["ab "] * 2
         assert pd.generate(model, [text], decoder, max_new_tokens=8).reasons == [pd.Reason.BUDGET]
 
+    def test_a_conversation_is_drawn_as_the_model_s_files_say(self, monkeypatch, capsys):
+        seen, (model, decoder) = [], speaker(TURNS)
+        monkeypatch.setattr(Task, "run", lambda task, knobs, every: seen.append(knobs))
+        monkeypatch.setattr(pd.Model, "network", decoder.network)
+        model = dataclasses.replace(model, sampling={"temperature": 0.6, "penalty": 1.1}, decoder="jacobi")
+        for prompts, of, knobs in (
+            ([[USER]], None, None),
+            ([USER], decoder, None),
+            (["user"], decoder, None),
+            ([USER], decoder, decoder.Knobs()),
+            ([USER], dataclasses.replace(decoder, greedy=True), None),
+        ):
+            pd.generate(model, prompts, of, knobs=knobs, max_new_tokens=1)
+        drawn = [kind.Knobs(temperature=0.6) for kind in (pd.Jacobi, decoder)]
+        assert seen == [*drawn, None, decoder.Knobs(), None]
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2 and lines[0].endswith("files: temperature 0.6, penalty 1.1 (not applied)")
+
     def test_a_growing_conversation_meets_few_sizes(self):
         model, decoder = speaker(TURNS)
         talk = [USER, {"role": "assistant", "content": "4"}] * 7
@@ -241,3 +260,30 @@ class TestAnswers:
         model, decoder = speaker(TURNS)
         with pytest.raises(ValueError, match="message"):
             pd.generate(model, messages, decoder)
+
+
+BOMBS = [  # programs without end, or of more memory than there is
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{{ '%2000000000d' | format(1) }}",
+    "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "{{ messages | tojson(indent=10**9) }}",
+    "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", BOMBS)
+def test_programs_without_end_are_ended(template):
+    chat.check(template)  # which runs nothing
+    with pytest.raises(
+        ValueError, match=r"the chat template (takes too much time or mem|makes a text of more)"
+    ):
+        chat.render(template, [USER])
+    assert chat.render(TEMPLATE, [USER]).endswith("assistant\n")  # the next one is made
+
+
+def test_a_template_is_not_too_long():
+    with pytest.raises(ValueError, match="must have at most 100,000 characters, not 100,001"):
+        chat.check("a" * 100_001)

@@ -115,6 +115,13 @@ def test_equal_buckets_share_one_program(model, tokenizer):
     assert drive.compiled_run._cache_size() == before + 1
 
 
+def test_budgets_share_programs_and_change_no_token(model, tokenizer):
+    network, before = recite(tokenizer, STORY), drive.compiled_run._cache_size()
+    texts = [generated(model, ["Ana"], budget, network).tokens[0] for budget in range(4, 40, 4)]
+    assert drive.compiled_run._cache_size() <= before + 2
+    assert all(text == texts[-1][: 4 * i] for i, text in enumerate(texts[:4], 1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -123,19 +130,24 @@ def test_equal_buckets_share_one_program(model, tokenizer):
         ({"prompts": ["Ana has 3 apples. " * 60]}, "prompt 0 has .* more than the 256 positions"),
         ({"max_new_tokens": 256}, "max_new_tokens is 256"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
-        ({"max_new_tokens": [8, 9]}, r"max_new_tokens must be one number, not \[8, 9\]"),
-        ({"max_new_tokens": 2**40}, "max_new_tokens must be whole numbers of 32 bits, not 1099511627776"),
+        ({"max_new_tokens": [8, 9]}, r"max_new_tokens must be a whole number, not \[8, 9\]"),
+        ({"max_new_tokens": 2**40}, "max_new_tokens must be at most 2147483647, not 1099511627776"),
         ({"seed": 1.5}, "seed must be whole numbers of 64 bits, not 1.5"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"every": 0}, "every must be at least 1"),
         ({"stop_strings": ["x", ""]}, "stop_strings must be a list"),
+        ({"stop_strings": [5]}, "stop_strings must be a list"),
+        ({"prompts": [5]}, "prompts must hold texts"),
+        ({"prompts": ["a", None]}, "prompts must hold texts"),
+        ({"bucket": 10**9}, "bucket must be at most 256, not 1000000000"),
+        ({"decoder": "jacobi"}, "decoder must be a decoder, such as .*, not 'jacobi'"),
+        ({"decoder": pd.Jacobi}, "decoder must be a decoder, such as .*, not <class"),
     ],
 )
 def test_errors_come_before_compilation(model, arguments, message):
+    usual = {"prompts": ["Ana"], "max_new_tokens": 4, "decoder": pd.AutoRegressive()}
     with pytest.raises(ValueError, match=message):
-        pd.generate(
-            model, decoder=pd.AutoRegressive(), **{"prompts": ["Ana"], "max_new_tokens": 4, **arguments}
-        )
+        pd.generate(model, **usual | arguments)
 
 
 def test_a_model_is_laid_out_once_for_all_its_depths(tokenizer):

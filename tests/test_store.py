@@ -111,6 +111,17 @@ def test_tokenizer_travels_along(tmp_path):
         store.load(tmp_path / "model")
 
 
+def test_sampling_and_decoder_travel_along_and_change_no_fingerprint(tmp_path):
+    given = {"sampling": {"temperature": 0.7, "top_k": 20}, "decoder": "block --rule static"}
+    for name, more in (("plain", {}), ("given", given)):
+        store.save(tmp_path / name, dataclasses.replace(make_model(BLOCKS), **more))
+    model = store.load(tmp_path / "given")
+    assert {name: getattr(model, name) for name in given} == given
+    assert store.fingerprint(tmp_path / "plain") == store.fingerprint(tmp_path / "given")
+    with pytest.raises(StoreError, match="kind is for checkpoints of type a2d-qwen3"):
+        store.load(tmp_path / "given", kind="bd3lm")
+
+
 class TestSave:
     def test_refuses_an_existing_folder_unless_told(self, copy):
         other = make_model(seed=1)
@@ -138,9 +149,7 @@ class TestSave:
             monkeypatch.setattr(store, "write_tensors", fail)
         else:
             rename = Path.rename
-            monkeypatch.setattr(
-                Path, "rename", lambda a, b: fail() if a.suffix == ".paradec-tmp" else rename(a, b)
-            )
+            monkeypatch.setattr(Path, "rename", lambda a, b: fail() if a.name == "new" else rename(a, b))
         for folder, overwrite in ((copy.parent / "new", False), (copy, True)):
             with pytest.raises(KeyboardInterrupt):
                 store.save(folder, make_model(seed=1), overwrite=overwrite)
@@ -187,6 +196,12 @@ class TestLoad:
             (lambda d, p: d["parts"].update(teacher=p), "part 'teacher', unknown to this version"),
             (lambda d, p: p.update(weights=WEIGHTS), "weights of network must be files with SHA-256"),
             (lambda d, p: p.update(weights={"../x.safetensors": "0"}), "must be files .* not {'../x"),
+            (
+                lambda d, p: d.update(sampling={"top_k": 0}),
+                "sampling .* of config.json: top_k must be at least 1",
+            ),
+            (lambda d, p: d.update(decoder="jacobi --blok 8"), "decoder of config.json: --blok is no option"),
+            (lambda d, p: d.update(decoder=["jacobi"]), "does not suit a model of family recurrent_depth"),
         ],
     )
     def test_config_that_is_wrong(self, copy, change, message):

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.tasks import word_problems
 from paradec_jax import Model, make_request
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, seed_words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +54,6 @@ def batch_of(model: Model, pool: Pool, seed: int, rows: np.ndarray) -> dict[str,
         pool.lengths[rows],
         max_new_tokens=pool.budget,
         stop=model.token_spec.stop,
-        keys=keys_of(np.int64(seed), rows.astype(np.int32)),  # a problem's own, whatever batch it is in
+        keys=keys_of(seed_words(seed), rows.astype(np.int32)),  # a problem's own, whatever batch it is in
     )
     return {"request": request, "texts": jnp.asarray(pool.texts[rows]), "ends": jnp.asarray(pool.ends[rows])}

@@ -16,8 +16,7 @@ import tyro
 
 from experiments.common.command import run as run_command
 from paradec_jax import store
-from paradec_jax.cli.options import choose, decoder_of
-from paradec_jax.families import FAMILIES
+from paradec_jax.families import FAMILIES, choose
 from paradec_jax.io import atomic_write_text
 
 HERE = Path(__file__).parent
@@ -81,7 +80,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     model = store.load(options.model)
     chosen = FAMILIES[model.family].settings[-1]
     if options.decoder is not None:
-        chosen = choose(model.family, *decoder_of("decoder", options.decoder))
+        chosen = choose(model.family, options.decoder)
     lm = DecoderLM(model, chosen.decoder, chosen.knobs, rows=options.rows, seed=options.seed)
     found = lm_eval.simple_evaluate(
         model=lm,

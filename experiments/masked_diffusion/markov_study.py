@@ -38,7 +38,7 @@ from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import facts, load, make_request, run, store
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Masked
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.rules import partition
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.intervals import Z95
@@ -169,7 +169,7 @@ def sampled(
     params, knobs = decoder.prepare(writer.params), decoder.Knobs(steps=steps, temperature=temperature)
     found = []
     for start in range(0, options.samples, count):
-        keys = keys_of(np.int64(options.seed), np.arange(start, start + count, dtype=np.int32))
+        keys = keys_of(seed_words(options.seed), np.arange(start, start + count, dtype=np.int32))
         request = make_request(np.zeros((count, 0), np.int32), max_new_tokens=length, keys=keys)
         decoded = run(decoder, params, request, knobs)
         groups = _groups(keys, length, np.int32(steps))

@@ -16,7 +16,8 @@ from paradec_jax.decode.rules.windows import where_rows
 class ReleasedAdaptive(DecoderBase):
     """`Adaptive` with what the release does where a criterion that looks at logits never fires.
 
-    It then samples from the logits of the last check, even where recurrences followed that check.
+    It then samples from the logits of the last check, even where recurrences followed that check. Its top-p drops the
+    token that crosses the threshold.
 
     Attributes:
       criterion: a name of `criteria.CRITERIA`.
@@ -30,6 +31,7 @@ class ReleasedAdaptive(DecoderBase):
     max_recurrence: int | None = None
     exit_in_prefill: bool = True
     continuous: bool = False
+    top_p_rule: str = "drop"
     Knobs: ClassVar[type] = AdaptiveKnobs
 
     def __post_init__(self) -> None:

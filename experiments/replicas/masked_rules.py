@@ -105,7 +105,7 @@ def most_probable(probs: Float[Array, "B W V"], mask: int) -> Int[Array, "B W"]:
 
 
 def distribution(
-    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "drop"
+    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "keep"
 ) -> Float[Array, "*shape V"]:
     """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
 

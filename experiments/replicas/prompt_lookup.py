@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.causal.prompt_lookup import (
     PromptLookupInfo,
     commit_right,
@@ -36,7 +36,8 @@ class ReleasedPromptLookup(DecoderBase):
     dummy: int = 100
 
     def __post_init__(self) -> None:
-        check_sizes(self, "max_ngram", "num_pred")
+        check_number("max_ngram", self.max_ngram)
+        check_number("num_pred", self.num_pred)
         if self.dummy < 0:
             raise ValueError(f"dummy must be a token id, not {self.dummy}")
 
@@ -44,7 +45,7 @@ class ReleasedPromptLookup(DecoderBase):
         """Reads the prompt with a draft after it and commits the first tokens."""
         draft, drafted = self.draft(request.tokens, request.lengths)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.num_pred + 1)
-        predicted = read(self, params, rows, knobs, out.hidden[:, None])
+        predicted = read(self, params, rows, knobs, draft, out.hidden[:, None])
         rows = rows.spend(out.counts, request.lengths + drafted)
         rows, _, _ = commit_right(rows, predicted.one, draft, drafted)
         return CachedState(rows, cache)

@@ -77,6 +77,7 @@ class ReleasedWavefront(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
     buckets: tuple[int, ...] | None = None
+    top_p_rule: str = "drop"
     Knobs: ClassVar[type] = ReleasedWavefrontKnobs
 
     def __post_init__(self) -> None:

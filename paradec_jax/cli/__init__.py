@@ -5,12 +5,14 @@ User errors end in one sentence on standard error and exit code 1.
 
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+from jax.errors import JaxRuntimeError
 from tyro.extras import SubcommandApp
 
 from paradec_jax.cli import generate
@@ -40,15 +42,25 @@ def _use_compilation_cache() -> None:
 def _arguments(argv: Sequence[str]) -> list[str]:
     """Lets --json stand without a path (standard output), `generate` without a decoder, --model before sources."""
     if argv[:1] == ["generate"]:
-        return ["generate", *generate.with_decoder(argv[1:])]
-    if argv[:1] == ["compare"]:
-        argv = [word for word in argv if word != "--model"]
+        argv = ["generate", *generate.with_decoder(argv[1:])]
     words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        words.append(word)
+        if word in ("--model", "--out") and (not after or after.startswith("--")):
+            raise ValueError(f"{word} needs a value")
+        if word != "--model" or argv[0] != "compare":
+            words.append(word)
         if word == "--json" and not (after == "-" or after.endswith(".json")):
             words.append("-")
     return words
+
+
+def _as_typed(text: str, argv: Sequence[str]) -> str:
+    """A message whose names of fields are the options as they are typed, those of the command line."""
+    for option in re.findall(r"--[\w-]+", " ".join(argv)):
+        name = option[2:].replace("-", "_")
+        after = r"\b" if "_" in name else "(?= (must|needs|is no|of at) )"  # of a word that is no name
+        text = re.sub(rf"(?<!\S){name}{after}", option, text)
+    return re.sub(r"allow=\((.*?),?\)", lambda parts: "--allow " + re.sub("[',]", "", parts[1]), text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # a command that SIGTERM ends clears away what it has half written
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _use_compilation_cache()
-    argv = _arguments(list(sys.argv[1:] if argv is None else argv))
+    argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] not in QUICK:
         # Training and the commands of `paradec_jax.convert`, which the others do not wait for.
         from paradec_jax.cli import train
@@ -66,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, command in COMMANDS.items():
             app.command(name=name)(command)
     try:
+        argv = _arguments(argv)
         return app.cli(
             prog="paradec", description="Language models that decode many tokens per network call.", args=argv
         )
@@ -74,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except WRONG_INPUT as error:
-        print(f"paradec: {one_sentence(error)}", file=sys.stderr)
+    except (*WRONG_INPUT, JaxRuntimeError) as error:
+        if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"paradec: {_as_typed(one_sentence(error), argv)}", file=sys.stderr)
         return 1

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from paradec_jax import facts, store
-from paradec_jax.cli.options import choose, decoder_of
 from paradec_jax.cli.output import progress, write_json
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
-from paradec_jax.disk.folders import locate
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.families import Family
-from paradec_jax.generate import NEW_TOKENS, check_positive, lacks_head
+from paradec_jax.families import Family, choose
+from paradec_jax.generate import NEW_TOKENS, lacks_head
 
 GROUP = 3  # settings that are decoded and timed, next to the baseline, before their rows are written
 
@@ -28,6 +26,7 @@ def answers(
     models: Mapping[str, store.Model],
     seed: int,
     path: str | None,
+    adapter: str | None = None,
     *,
     data: str = "unseen",
     problems: int = 200,
@@ -42,18 +41,19 @@ def answers(
     Args:
       family, places, models: family of the models; where each lies and what it is, by its name in the rows.
       path: JSON file of rows that are not made again; None or "-" for none.
+      adapter: folder of the adapter that the models have.
     """
     items, settings = read_problems(data), _settings(family, decoder)
     rule = None if items[0].solution is None else rule_of(items)
     budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
-    check_positive(problems=problems, timed=timed, batch=batch, new_tokens=1 if budget is None else budget)
     items = items[:problems]
     file = None if path == "-" else path
     made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}
-    made |= {"new_tokens": budget, "judge": judge and _digest(judge), "device": facts.device()["kind"]}
+    made |= {"new_tokens": budget, "device": facts.device()["kind"]}
+    made |= {"judge": judge and store.digest_of(judge), "adapter": adapter and store.digest_of(adapter)}
     made_with: dict[str, Row] = {}
     for name, place in places.items():
-        made_with[name] = {"model": _digest(place), "dtype": models[name].config.dtype} | made
+        made_with[name] = {"model": store.digest_of(place), "dtype": models[name].config.dtype} | made
     rows = _begun(file, made_with) if file and Path(file).exists() else {}
     options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
     options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
@@ -91,10 +91,9 @@ def _settings(family: Family, words: Sequence[str]) -> list[Setting]:
     """The rows of a family's table; of those that words name, and the baseline, where there are words."""
     settings = [of for of in family.settings if of.baseline or not words]
     for word in words:
-        name, options = decoder_of("decoder", word)
-        changed = dataclasses.replace(choose(family.name, name, options), baseline=False)
-        named = [of for of in family.settings if of.name == name and not of.baseline]
-        settings += [changed] if options else named
+        changed = choose(family.name, word)
+        named = [of for of in family.settings if of.name == changed.name and not of.baseline]
+        settings += [changed] if word.split()[1:] else named
     return settings
 
 
@@ -113,21 +112,12 @@ def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[
     """The rows of a file by model, decoder and label. Raises ValueError for those of other models or options."""
     try:
         rows = json.loads(Path(file).read_text(encoding="utf-8"))
-        begun = {(row["model"], row["decoder"], row["label"]): row for row in rows}
+        begun = {(row["model"], row["decoder"], row["label"]): {"megabytes": None} | row for row in rows}
         before = {row["model"]: row["made_with"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} holds no rows to go on from ({error!r}): name another file") from None
     for name, old in before.items():
         now = made_with.get(name, old | {"model": None})
-        if differing := [key for key in old if now.get(key) != old[key]]:
+        if differing := [key for key in now if now[key] != old.get(key)]:
             raise ValueError(f"{file} has rows of {name} with other {', '.join(differing)}: name another")
     return begun
-
-
-def _digest(source: str) -> str:
-    """SHA-256 of the digests of a model's files, whatever their form."""
-    place, digest = locate(source), hashlib.sha256()
-    for file in filter(Path.is_file, sorted(place.iterdir()) if place.is_dir() else [place]):
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()

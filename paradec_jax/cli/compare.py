@@ -11,6 +11,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from paradec_jax import store
 from paradec_jax.cli.answers import answers
 from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.folders import bundled
 from paradec_jax.evaluate.cases import Source
@@ -38,6 +39,7 @@ ANSWERS = {
     "speed-up": "{speedup:.2f}x",
     "its 95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
     "without prompt": "{decode_speedup:.2f}x",
+    "memory MB": "{megabytes:.1f}",
     "tokens a call": "{tokens_per_network_call:.2f}",
     "equal to one by one": "{equals_greedy:.1%}",
 }
@@ -56,7 +58,8 @@ NOTES = {  # of all families, or of one
     "95% range by bootstrap over problems.",
     "speed": "equal to one by one: texts that are those of the row in bold. Speed: batch {batch}, the first "
     "{timed_problems} problems, median of {timed_passes} passes, {dtype}, {device}; speed-up over the row in bold, "
-    "with and without the seconds that read the prompts, its 95% range by bootstrap over problems and passes.",
+    "with and without the seconds that read the prompts, its 95% range by bootstrap over problems and passes. "
+    "memory: 10^6 bytes that XLA plans for the program, parameters, caches and other temporaries.",
     "block_diffusion": "Positions with those of prompts; FLOP: an estimate, the head's share included.",
 }
 
@@ -97,6 +100,7 @@ def compare_command(
     length: int | None = None,
     texts: Annotated[str | None, arg(metavar="DIR")] = None,
     dtype: str | None = None,
+    adapter: Annotated[str | None, arg(metavar="FOLDER")] = None,
     json: JsonPath = None,
 ) -> int:
     """Decodes the same problems with every decoder of a model's family and prints one table.
@@ -132,15 +136,17 @@ def compare_command(
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
       dtype: float32 or bfloat16, of parameters and computation; as stored by default.
+      adapter: folder of a LoRA adapter in PEFT's layout, for each of the models.
       json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
         there as well as printing the table. Rows of answers are written as soon as they are known, and the same
         command goes on with those that are missing.
     """
+    check_numbers(compare_command, locals(), {})
     check_place("json", json)
     check_place("texts", texts)
     sources = list(dict.fromkeys(name for word in model for name in _models(word)))
     places = dict(zip(store.names_of(sources), sources, strict=True))
-    models = {name: store.load(place, dtype=dtype) for name, place in places.items()}
+    models = {name: store.load(place, dtype=dtype, adapter=adapter) for name, place in places.items()}
     families = list(dict.fromkeys(one.family for one in models.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
     options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}
@@ -160,7 +166,7 @@ def compare_command(
             missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)
             print_table(TEXTS_TITLE, TEXTS, rows, (*TEXTS_NOTES, *missing))
         return 0
-    tables = answers(family, places, models, seed, json, **given)
+    tables = answers(family, places, models, seed, json, adapter, **given)
     if json == "-":
         write_json(list(itertools.chain(*tables)), json)
         return 0

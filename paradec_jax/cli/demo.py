@@ -1,45 +1,49 @@
 """`paradec demo`: the four families in one table, each one by one and with its best parallel decoder."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jax.numpy as jnp
-
 from paradec_jax import store
 from paradec_jax.cli.output import print_table, progress
 from paradec_jax.data.problems import Problem, exact_answers, read_problems
-from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static, Wavefront
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.evaluate.judge import judge_ids
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.families import choose
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.timing import Speed, compile_all, measure
 
 PROBLEMS, TEXTS, LENGTH, PASSES, SEED, JUDGE = 20, 16, 64, 5, 1, "tiny-judge"
-EVERY_STEP = Wavefront.Knobs(exit_threshold=jnp.inf, momentum=0.0)
-WAVE = Wavefront(inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1)
+WAVE = "wavefront --inner-recurrence 1 --window 8 --headway 8 --no-warm-start --prefill-recurrence 1"
 
-# By family, one by one and in parallel: the model, and its decoder as the table calls it.
-FAMILIES = {
+# By family, one by one and in parallel: the model, its decoder as the table calls it, and as a command line does.
+ROWS = {
     "recurrent depth": (
-        ("tiny-recurrent-distilled", Setting("one by one, 1 recurrence", Static(recurrence=1))),
-        ("tiny-recurrent-distilled", Setting("wavefront of 8 positions", WAVE, EVERY_STEP)),
+        ("tiny-recurrent-distilled", "one by one, 1 recurrence", "autoregressive --recurrence 1"),
+        ("tiny-recurrent-distilled", "wavefront of 8 positions", f"{WAVE} --exit-threshold inf --momentum 0"),
     ),
     "causal": (
-        ("tiny-jacobi", Setting("one by one", AutoRegressive())),
-        ("tiny-jacobi", Setting("Jacobi, window of 8", Jacobi(block=8, running=True))),
+        ("tiny-jacobi", "one by one", "autoregressive"),
+        ("tiny-jacobi", "Jacobi, window of 8", "jacobi --block 8 --running"),
     ),
     "masked diffusion": (
-        ("tiny-mdlm", Setting("one by one, any order", Masked(order="single"))),
-        ("tiny-mdlm-distilled", Setting("8 steps", Masked(), Masked.Knobs(steps=8))),
+        ("tiny-mdlm", "one by one, any order", "masked --order single"),
+        ("tiny-mdlm-distilled", "8 steps", "masked --steps 8"),
     ),
     "block diffusion": (
-        ("tiny-sdar", Setting("one by one, surest first", BlockDenoising(rule="static"))),
-        ("tiny-sdar", Setting("all above 0.98", BlockDenoising(), BlockDenoising.Knobs(threshold=0.98))),
+        ("tiny-sdar", "one by one, surest first", "block --rule static"),
+        ("tiny-sdar", "all above 0.98", "block --threshold 0.98"),
     ),
+}
+FAMILIES = {
+    family: [
+        (name, dataclasses.replace(choose(family.replace(" ", "_"), text), name=title))
+        for name, title, text in rows
+    ]
+    for family, rows in ROWS.items()
 }
 COLUMNS = {
     "family": "{family}",

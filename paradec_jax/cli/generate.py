@@ -11,14 +11,15 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
-from paradec_jax.cli.options import NAMES, choose, decoder_of, options_of, rows_of, summary
+from paradec_jax.cli.options import NAMES, options_of, summary
 from paradec_jax.cli.output import check_place
 from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
+from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.families import FAMILIES
-from paradec_jax.generate import NEW_TOKENS, Generation, Task, continuation_task
+from paradec_jax.families import FAMILIES, choose
+from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
 from paradec_jax.infill import infill_task
 
 DEFAULT = "default"  # the decoder where none is named
@@ -75,7 +76,8 @@ class Text:
     beside: Annotated[str | None, arg(metavar="DECODER")] = None
 
     def check(self) -> None:
-        """Refuses options that do not go together. Raises ValueError."""
+        """Refuses numbers out of range, and options that do not go together. Raises ValueError."""
+        check_numbers(Text, vars(self), {"samples": (1, 2**16)})
         for option in ("stream", "html"):
             if getattr(self, option) and self.samples != 1:
                 raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")
@@ -116,14 +118,15 @@ def with_decoder(words: Sequence[str]) -> list[str]:
 
 
 def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
-    """Continues a text with the decoder of that name, or the default one of the model's family."""
+    """Continues a text with the decoder of that name, or the one that the model names, or its family's plain one."""
     text.check()
     talk = text.chat and not text.prompt
     prompt = "" if talk else text.framed(sys.stdin.read() if text.prompt == "-" else text.prompt)
     model = store.load(_model_for(name) if text.model is None else text.model, adapter=text.adapter)
-    settings = [choose(model.family, name, options)]
-    if text.beside:
-        settings.append(choose(model.family, *decoder_of("beside", text.beside)))
+    settings = [choose(model.family, model.decoder if name is None else name, options)]
+    settings += [choose(model.family, text.beside)] if text.beside else []
+    if text.chat:
+        settings = [answering(model, setting, options) for setting in settings]
     told = [] if text.system is None else [{"role": "system", "content": text.system}]
     if talk:
         _converse(model, settings, told, text)
@@ -181,9 +184,9 @@ def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
-    families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
-    return FAMILIES[families[0]].bundled[-1]
+    """The last bundled model of the family whose table it ends, or else of the first that has it."""
+    families = [family for family in FAMILIES.values() if family.named(name)]
+    return max(families, key=lambda family: family.settings[-1].name == name).bundled[-1]
 
 
 def _print_counts(result: Generation) -> None:
@@ -211,7 +214,9 @@ def _command(name: str | None) -> Callable[..., int]:
 
 
 app = SubcommandApp()
-app.__doc__ = "Continues a text: DECODER PROMPT, or PROMPT alone for the last row of `paradec compare`."
-app.command(name=DEFAULT, help="The last row of the model's family in `paradec compare`.")(_command(None))
+app.__doc__ = "Continues a text: DECODER PROMPT, or PROMPT alone for the decoder that suits the model."
+app.command(name=DEFAULT, help="The decoder that the model names, or else the plain one of its family.")(
+    _command(None)
+)
 for _name in NAMES:
     app.command(name=_name, help=summary(_name))(_command(_name))

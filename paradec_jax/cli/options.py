@@ -3,87 +3,53 @@
 import dataclasses
 import functools
 import operator
-import shlex
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin
 
 import docstring_parser
-import tyro
 from jaxtyping import AbstractArray
 from tyro.conf import arg
 
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.evaluate.setting import Setting
-from paradec_jax.families import FAMILIES, family_named
+from paradec_jax.families import FAMILIES
 
 NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings))
 
 
 def rows_of(name: str | None) -> dict[str, Setting]:
-    """By family, the last row of its table, or the last row of that name where it has one."""
-    rows = {}
-    for family in FAMILIES.values():
-        named = [setting for setting in family.settings if name in (None, setting.name)]
-        if named:
-            rows[family.name] = named[-1]
-    return rows
+    """By family, the decoder of that name with its own defaults, where the family has it; see `Family.named`."""
+    return {family.name: row for family in FAMILIES.values() if (row := family.named(name))}
 
 
 def summary(name: str) -> str:
     """What the decoder of that name does, and the families of models that it suits."""
-    kinds: dict[str, Any] = {family: type(row.decoder) for family, row in rows_of(name).items()}
-    return "\n\n".join(f"{_parsed(kind).short_description} ({family})" for family, kind in kinds.items())
+    rows = rows_of(name).items()
+    return "\n\n".join(
+        f"{_parsed(row.decoder.__class__).short_description} ({family})" for family, row in rows
+    )
 
 
 def options_of(name: str | None) -> Any:
     """A dictionary type with the options of a decoder, of which a command line gives some.
 
     Args:
-      name: of the decoder; None for the options that the last rows of all families share.
+      name: of the decoder; None for the options that the default decoders of all families share.
     """
-    kinds: dict[str, Any] = {}
-    helps: dict[str, str] = {}
-    defaults: dict[str, dict[str, str]] = {}
+    choices: dict[str, tuple[Any, str, dict[str, str]]] = {}
     rows = rows_of(name)
     for family, row in rows.items():
         for choice, kind, text, value in _choices(row):
-            kinds[choice], helps[choice] = kind, text
-            defaults.setdefault(choice, {})[family] = f"{value}"
+            choices.setdefault(choice, (kind, text, {}))[2][family] = f"{value}"
     fields = {}
-    for choice, values in defaults.items():
+    for choice, (kind, text, values) in choices.items():
         if name is None and len(values) < len(rows):
             continue  # not shared by all families
         different = ", ".join(f"{value} for {family}" for family, value in values.items())
         hint = next(iter(values.values())) if len(set(values.values())) == 1 else different
-        about = arg(help=helps[choice], help_behavior_hint=f"(default: {hint})")
-        fields[choice] = Annotated[kinds[choice], about]
+        fields[choice] = Annotated[kind, arg(help=text, help_behavior_hint=f"(default: {hint})")]
     return TypedDict(f"{name}_options", fields, total=False)  # type: ignore
-
-
-def decoder_of(option: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a decoder that an option names as on the command line, "jacobi --block 8".
-
-    Raises:
-      ValueError: a text that begins with no decoder's name.
-    """
-    name, *words = shlex.split(text) or [""]
-    if (name := name.replace("-", "_")) not in NAMES:
-        raise ValueError(f"--{option} must begin with one of {', '.join(NAMES)}, not {name!r}")
-    return name, tyro.cli(options_of(name), args=words, prog=f"--{option} {name}")
-
-
-def choose(family: str, name: str | None, options: dict[str, Any]) -> Setting:
-    """The decoder of that name and its knobs: its last row of the family's table, changed by options.
-
-    Raises:
-      ValueError: a decoder of another family, or an option that this decoder does not have.
-    """
-    rows = rows_of(name)
-    if family not in rows:
-        known = ", ".join(dict.fromkeys(setting.name for setting in family_named(family).settings))
-        raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
-    return rows[family].changed(options)
 
 
 def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
@@ -92,16 +58,16 @@ def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
         documented = _documented(type(owner))
         for field in dataclasses.fields(owner):
             if field.name in row.settings():
-                value = getattr(owner, field.name)
-                yield field.name, _spelled(field.type), documented.get(field.name, ""), value
+                about = _spelled(field.type), documented.get(field.name, "")
+                yield field.name, *about, getattr(owner, field.name)
 
 
 def _spelled(kind: Any) -> Any:
     """A field's type without arrays and networks, which no command line can spell."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
-    arrays = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, AbstractArray)]
-    plain = [one for one in get_args(kind) if one is not CachedNetwork and one not in arrays]
+    array = lambda one: isinstance(one, type) and issubclass(one, AbstractArray)  # noqa: E731
+    plain = [one for one in get_args(kind) if one is not CachedNetwork and not array(one)]
     return functools.reduce(operator.or_, plain)
 
 

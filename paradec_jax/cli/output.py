@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import os
 import string
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from tyro.conf import arg
 
-from paradec_jax.io import atomic_write_text
+from paradec_jax.disk.folders import ASSETS
+from paradec_jax.io import atomic_write_text, regular
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
+TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # of a page, and what its trace is written over
+ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has, among others
+# Whether a text is what an option writes.
+OWN: dict[str, Callable[[str], Any]] = {
+    "json": lambda text: (rows := json.loads(text)) and all(row.keys() >= ROW for row in rows),
+    "html": lambda text: text.startswith(TEMPLATE.read_text("utf-8").partition(PLACE)[0]),
+    "texts": lambda text: all(json.loads(line).keys() == {"text"} for line in text.splitlines()),
+}
 WIDTH = 180  # characters of a line where the output is no terminal
 
 
@@ -72,9 +82,21 @@ def progress() -> Iterator[Any]:
 
 
 def check_place(option: str, path: str | None) -> None:
-    """Refuses a path of an option in a folder that does not exist, before anything is computed."""
-    if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-        raise ValueError(f"--{option} cannot write {path}: there is no folder {Path(path).absolute().parent}")
+    """Refuses a path of an option in no folder, or where another's file stands, before anything is computed."""
+    if path in (None, "-"):
+        return
+    place = Path(path).absolute()
+    if not place.parent.is_dir():
+        raise ValueError(f"--{option} cannot write {path}: there is no folder {place.parent}")
+    for file in (place, *place.glob("[0-9][0-9]-*.jsonl")):
+        folder = option == "texts" and file == place
+        with contextlib.suppress(Exception):  # whatever text may stand there
+            if not os.path.lexists(file) or (
+                not file.is_symlink()
+                and (file.is_dir() if folder else OWN[option](regular(file).read_text("utf-8")))
+            ):
+                continue
+        raise ValueError(f"--{option} cannot write {path}: {file} exists and is not what this option writes")
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

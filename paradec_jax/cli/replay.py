@@ -4,23 +4,22 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paradec_jax.cli.output import PLACE, TEMPLATE
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.disk.folders import ASSETS
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import Generation, Task, tokenizer_of
+from paradec_jax.io import atomic_write_text
 from paradec_jax.timing import Case, measure
 from paradec_jax.tokenizer import BROKEN, Tokenizer
 
-TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # what the trace is written over
 PASSES = 3  # timings of each decoder
 
 
@@ -41,7 +40,7 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
         "runs": runs,
     }
     text = json.dumps(trace, allow_nan=False).replace("<", "\\u003c")  # so that no text ends its script
-    Path(path).write_text(TEMPLATE.read_text(encoding="utf-8").replace(PLACE, text, 1), encoding="utf-8")
+    atomic_write_text(path, TEMPLATE.read_text(encoding="utf-8").replace(PLACE, text, 1))
     return generations[0]
 
 

@@ -1,7 +1,9 @@
 """What the numbers of a config may be, whoever wrote it."""
 
 import numbers
-from collections.abc import Iterable
+import re
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOST = 2**31 - 1  # sizes and positions are int32 on devices
@@ -15,24 +17,10 @@ def check_heads(config: Any) -> None:
     """Refuses heads that do not split, or of an odd number of channels. Raises ValueError."""
     if config.heads % config.kv_heads:
         raise ValueError(f"heads {config.heads} must be a multiple of kv_heads {config.kv_heads}")
-    if getattr(config, "head_channels", None) is not None:
-        check_sizes(config, "head_channels")
-    elif config.width % config.heads:
+    if getattr(config, "head_channels", None) is None and config.width % config.heads:
         raise ValueError(f"width {config.width} does not split into {config.heads} heads")
     if config.head_dim % 2:
         raise ValueError(f"a head must have an even number of channels, not {config.head_dim}")
-
-
-def check_sizes(config: Any, *names: str, most: int = MOST) -> None:
-    """Refuses fields that are no whole numbers from 1 to `most`. Raises ValueError."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise ValueError(f"{name} must be a whole number, not {value!r}")
-        if int(value) < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-        if int(value) > most:
-            raise ValueError(f"{name} must be at most {most}, not {value}")
 
 
 def check_positive(config: Any, *names: str) -> None:
@@ -48,3 +36,49 @@ def check_words(owner: Any, **allowed: Iterable[str]) -> None:
     for name, words in allowed.items():
         if getattr(owner, name) not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, not {getattr(owner, name)!r}")
+
+
+class Ranged:
+    """Options whose numbers are refused where the object is made (`check_numbers`)."""
+
+    BOUNDS: Any = {}  # noqa: RUF012  least and most by name
+
+    def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self), self.BOUNDS)
+
+
+def check_numbers(owner: Any, values: Mapping[str, Any], bounds: Any, positions: int = MOST) -> None:
+    """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity always.
+
+    Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and at most
+    `positions`, or `MOST_RECURRENCES` by its name; a seed has 64 bits. Another is from 0 to the largest number of
+    float32. A tuple holds one number at least.
+
+    Args:
+      owner: class or function, whose annotations say which values are numbers, and of what kind.
+      values: values by name.
+      bounds: least and most by name.
+      positions: positions of the model, where there is one.
+
+    Raises:
+      ValueError: the name, what is allowed and the value.
+    """
+    hints, bounds = typing.get_type_hints(owner), {"seed": (-(2**63), 2**63 - 1), **bounds}
+    for name, given in values.items():
+        kinds = re.findall(r"\w+", f"{hints.get(name)}")
+        whole = "int" in kinds
+        if not (whole or "float" in kinds) or (given is None and "None" in kinds):
+            continue
+        most = MOST_RECURRENCES if name.endswith("recurrence") else positions
+        usual = (int(getattr(owner, name, 1) != 0), most) if whole else (0, LARGEST)
+        for value in given if given and isinstance(given, tuple | list) else (given,):
+            check_number(name, value, *bounds.get(name, usual), whole)  # type: ignore[call-arg]
+
+
+def check_number(name: str, value: Any, least: float = 1, most: float = MOST, whole: bool = True) -> None:
+    """Refuses what is no number, or out of range. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
+        raise ValueError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
+    if not least <= value <= most:  # type: ignore[operator]  # NaN too
+        wanted = f"at least {least}" if value < least else f"at most {most}"
+        raise ValueError(f"{name} must be {wanted}, not {value}")

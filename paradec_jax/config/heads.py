@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from paradec_jax.config.bounds import check_sizes
 from paradec_jax.config.shapes import PreNormConfig
 
 MOST_HEAD_LAYERS = 8
@@ -29,7 +28,6 @@ class ResidualHeadConfig(PreNormConfig):
         if not 1 <= self.layers <= MOST_HEAD_LAYERS:
             raise ValueError(f"layers of a residual head must be 1 to {MOST_HEAD_LAYERS}, not {self.layers}")
         super().__post_init__()
-        check_sizes(self, "block")
 
     @classmethod
     def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":

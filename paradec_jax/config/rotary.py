@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from paradec_jax.config.bounds import check_positive, check_sizes, check_words
+from paradec_jax.config.bounds import check_number, check_positive, check_words
 
 # Kinds, and what each reads besides `factor` and `original`.
 KINDS = {
@@ -40,7 +40,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_words(self, kind=KINDS)
-        check_sizes(self, "original")
+        check_number("original", self.original)
         own = {name for names in KINDS.values() for name in names if getattr(self, name) is not None}
         for name in sorted(own.difference(KINDS[self.kind])):
             raise ValueError(f"{name} must be None where rotary positions are scaled as {self.kind}")

@@ -35,7 +35,7 @@ class TokenSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(bounds.Ranged):
     """What the shapes of all models share.
 
     Blocks (`nn.blocks`) read a shape as it is. A subclass therefore has, as fields or as facts of its family, G
@@ -69,8 +69,8 @@ class Shape:
     remats: ClassVar[tuple[str, ...]] = bounds.REMATS
 
     def __post_init__(self) -> None:
-        bounds.check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "max_length")
         bounds.check_positive(self, "rope_base", "norm_eps")
+        super().__post_init__()
         bounds.check_words(self, attention=bounds.ATTENTIONS, remat=self.remats)
         bounds.check_heads(self)
 
@@ -135,8 +135,7 @@ class RecurrentDepthConfig(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds.check_sizes(self, "vocab_size", "prelude_layers", "core_layers", "coda_layers")
-        bounds.check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=bounds.MOST_RECURRENCES)
+        bounds.check_number("mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES)
 
     @property
     def kv_heads(self) -> int:
@@ -193,7 +192,6 @@ class PreNormConfig(Shape):
     def __post_init__(self) -> None:
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        bounds.check_sizes(self, "layers")
         super().__post_init__()
 
     @property
@@ -228,10 +226,6 @@ class TransformerConfig(PreNormConfig):
     tie_embeddings: bool = True
     scan_layers: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bounds.check_sizes(self, "vocab_size")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalConfig(TransformerConfig):
@@ -251,8 +245,6 @@ class CausalConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sliding_window is not None:
-            bounds.check_sizes(self, "sliding_window")
         if True not in self.sliding_layers or (self.sliding_window is None and False in self.sliding_layers):
             raise ValueError(
                 f"sliding_layers says which layers have the window {self.sliding_window}: not {self.sliding_layers}"
@@ -297,7 +289,7 @@ class BlockDiffusionConfig(TransformerConfig):
             raise ValueError(
                 f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}"
             )
-        if self.blocks[0] < 1 or self.blocks[-1] > self.max_length:
+        if self.blocks[-1] > self.max_length:
             raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
 
 
@@ -335,7 +327,6 @@ class MaskedDiffusionConfig(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds.check_sizes(self, "vocab_size", "layers", "conditioning")
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
         if not 0 <= self.dropout < 1:

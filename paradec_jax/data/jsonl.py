@@ -1,15 +1,13 @@
 """Lines of JSON as training examples: tokenised once into mapped arrays, then bucketed or packed batches.
 
-::
-
-    {"messages": [...]}                      by the model's chat template; assistants' turns count
-    {"prompt": "...", "response": "..."}     prompt, response, stop; the response and the stop count
-    {"text": "..."}                          begin-of-text, text, stop; the text and the stop count
-
-"answer" is read in the place of "response". A prompt is used as it is, as `paradec generate PROMPT` does. Where a
-prompt is enough, a line may have no response, or end in a user's turn: none of it counts.
+Of the lines of `data.lines` these tokens count: of messages the assistant's turns, written by the model's template;
+of a prompt and its response the response and the stop after it; of a text all but begin-of-text. A prompt is used as
+it is, as `paradec generate PROMPT` does. Where a prompt is enough, a line may have no response, or end in a user's
+turn: none of it counts.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -28,10 +26,12 @@ from jaxtyping import Bool, Int32, Int64
 
 from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import staged
-from paradec_jax.io import json_line, read_object
+from paradec_jax.io import json_line, read_object, regular, sha256_of
 
-FORMAT = 1  # of the arrays in a folder
+FORMAT = 2  # of the arrays in a folder
+ARRAYS = ("ids", "counted", "starts.npy")
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
@@ -47,7 +47,8 @@ class Examples:
       counted: which of them the loss counts.
       starts: where each example begins, and the end of the last.
       digest: digest of the lines, the tokenizer, the template and the options.
-      counts: numbers of `lines`, and of those `skipped` (bad), `cut` and `dropped` (too long).
+      counts: numbers of `lines`, where there are some of `skipped` lines (bad), of `cut` and `dropped` examples (too
+        long), and of lines with what is to be said of them.
       rule: how the counted words of messages are found, in words; empty where the model has no template.
     """
 
@@ -105,17 +106,22 @@ def read_examples(
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer, which data as text needs")
     files = files_of(source)
-    options = [FORMAT, length, long, skip_bad, dataclasses.asdict(model.token_spec), model.chat_template]
-    told = [*options, dict(model.special_tokens), model.tokenizer.digest(), *["prompts"] * prompts]
+    told = [FORMAT, length, long, skip_bad, prompts, dataclasses.asdict(model.token_spec)]
+    told += [model.chat_template, dict(model.special_tokens), model.tokenizer.digest()]
     digest = hashlib.sha256(json.dumps(told).encode())
     for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(sha256_of(path).encode())
     place = Path(folder) / digest.hexdigest()[:16]
-    if not place.exists():
-        with staged(place) as temporary:
+    whole = False
+    with contextlib.suppress(Exception):
+        whole = read_object(place / "about.json")["sha256"] == [sha256_of(place / name) for name in ARRAYS]
+    if not whole:
+        if place.exists():
+            print(f"{place} is not as it was written: its tokens are made again from the lines")
+        with staged(place, overwrite=True) as temporary:
             _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")
+    del about["sha256"]
     ids = np.memmap(place / "ids", np.int32, "r")
     counted = np.memmap(place / "counted", bool, "r")
     return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
@@ -125,7 +131,7 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
     """The files of a source in order. Raises ValueError where there is none."""
     path = Path(source)
     pattern = Path(glob.escape(str(path))) / "*.jsonl" if path.is_dir() else path
-    files = [path] if path.is_file() else sorted(map(Path, glob.glob(str(pattern))))
+    files = [path] if path.is_file() else sorted(map(regular, glob.glob(str(pattern))))
     if not files:
         raise ValueError(f"data: there is no file {pattern}")
     return files
@@ -134,39 +140,37 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 def _write(
     folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool, prompts: bool
 ) -> None:
-    counts = dict.fromkeys(("lines", "skipped", "cut", "dropped"), 0)
-    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts)
+    counts: Any = collections.Counter()
+    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts, skip_bad)
     with (
         (folder / "ids").open("wb") as ids,
         (folder / "counted").open("wb") as counted,
         ThreadPoolExecutor() as pool,
     ):
         while chunk := list(itertools.islice(lines, CHUNK)):
-            for found in pool.map(encode, chunk):
-                if found is None:
-                    continue
-                counts["lines"] += 1
-                if isinstance(found, ValueError):
-                    if not skip_bad:
-                        raise found
-                    counts["skipped"] += 1
-                    continue
-                row, marks = (one[:length] for one in found)
-                if len(found[0]) > length:
-                    fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
-                    counts[fate] += 1
-                    if fate == "dropped":
-                        continue
-                np.asarray(row, np.int32).tofile(ids)
-                np.asarray(marks, bool).tofile(counted)
-                starts.append(starts[-1] + len(row))
+            for rows, notes in filter(None, pool.map(encode, chunk)):
+                counts.update(dict.fromkeys(("lines", *notes), 1))
+                for whole in rows:
+                    row, marks = (one[:length] for one in whole)
+                    if len(whole[0]) > length:
+                        fate = "cut" if long == "cut" and any(marks[1:]) else "dropped"
+                        counts[fate] += 1
+                        if fate == "dropped":
+                            continue
+                    np.asarray(row, np.int32).tofile(ids)
+                    np.asarray(marks, bool).tofile(counted)
+                    starts.append(starts[-1] + len(row))
     if len(starts) == 1:
         less = ", ".join(f"{n} {name}" for name, n in counts.items())
         raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
     np.save(folder / "starts.npy", np.asarray(starts, np.int64))
-    marked = model.chat_template is not None and chat.has_marks(model.chat_template)
-    rule = f"of messages by the template's {'generation marks' if marked else 'prefixes'}"
-    about = {"counts": counts, "rule": "" if model.chat_template is None else rule}
+    template = model.chat_template
+    rule = template and (
+        "of messages by the template's "
+        f"{'generation marks' if 'endgeneration' in chat.reads(template) else 'prefixes'}"
+    )
+    about = {"counts": counts, "rule": rule or ""}
+    about["sha256"] = [sha256_of(folder / name) for name in ARRAYS]
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
@@ -178,58 +182,59 @@ def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
                 yield f"line {number} of {path}", data
 
 
-def _encoded(model: Any, prompts: bool, line: tuple[str, bytes]) -> Row | ValueError | None:
-    """Ids of a line and which of them count, what is wrong with it, or None of a blank one."""
+def _encoded(model: Any, prompts: bool, skip_bad: bool, line: tuple[str, bytes]) -> Any:
+    """What `encoded` gives of a line, or None of a blank one. Raises ValueError unless bad lines are left out."""
     where, data = line
     try:
         record = json_line(data, where)
-    except ValueError as error:
-        return error
-    try:
         return None if record is None else encoded(record, model, prompts)
     except ValueError as error:
-        return ValueError(f"{where}: {error}")
+        if skip_bad:
+            return [], ["skipped"]
+        raise error if str(error).startswith(where) else ValueError(f"{where}: {error}") from error
 
 
-def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> Row:
-    """Ids of a line and which of them count. Raises ValueError, whose message names the field."""
-    spec, words = model.token_spec, model.tokenizer
-    kinds = [name for name in ("messages", "prompt", "text") if name in record]
-    if len(kinds) != 1:
-        among = 'one of "messages", "prompt" and "text" is needed'
-        raise ValueError(f"{among}, and this line has {' and '.join(kinds) or 'none'}")
-    if kinds == ["messages"]:
+def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[Row], list[str]]:
+    """Ids of a line and which of them count, and what is to be said of it.
+
+    A conversation is one example where each answer's prompt begins with the text before it, and several elsewhere.
+
+    Raises:
+      ValueError: a line that cannot be used; the message names the field.
+    """
+    spec, words, (kind, content, answer, passed) = model.token_spec, model.tokenizer, line_of(record)
+    notes = [f'with "{name}" passed over' for name in passed]
+    alone, bos, stop = prompts and kind == "prompt" and answer is None, spec.bos, spec.stop[:1]
+    texts = [("", content) if kind == "text" else (content, answer or "")]
+    if kind == "messages":
         if model.chat_template is None:
             raise ValueError('"messages" need a chat template, and the model has none')
-        said, bos, stop = record["messages"], None, ()
-        last = said[-1] if isinstance(said, list) and said else None
-        alone = prompts and isinstance(last, Mapping) and last.get("role") != "assistant"
-        pieces = [(chat.conversation(model, said), False)] if alone else chat.answered(model, said)
-    else:
-        answer = "answer" if "answer" in record and "response" not in record else "response"
-        alone = prompts and kinds == ["prompt"] and answer not in record
-        names = ["prompt", answer][: 2 - alone] if kinds == ["prompt"] else ["text"]
-        for name in names:
-            if not isinstance(record.get(name), str):
-                raise ValueError(f'"{name}" must be a string, not {record.get(name)!r:.40}')
-        pieces, bos = [(record[name], name != "prompt") for name in names], spec.bos
-        stop = () if alone else spec.stop[:1]
-    ids: list[int] = []
-    counted: list[bool] = []
-    before = ""
-    for text, counts in pieces:
+        text, bos, stop = chat.conversation(model, content), None, ()
+        alone = prompts and content["messages"][-1]["role"] != "assistant"
+        texts = [(text, "")] if alone else chat.answered(model, content)
+    elif kind == "prompt" and answer is None and not alone:
+        raise ValueError(
+            f'"response" must be a string, not None: of {ANSWERS} the line has none, but {[*record]}'
+        )
+    rows: list[Row] = [([], [])]
+    for before, text in texts:
         added = words.encode_after(before, text)  # as a model's own words follow a prompt that has been read
-        if not ids:
-            ids = words.begun([], bos)
-            added = words.begun(added, bos)[len(ids) :]
-            counted = [False] * len(ids)
-        ids, counted = ids + added, counted + [counts] * len(added)
-        before = text or before
-    if ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
-        ids, counted = [*ids, *stop], counted + [True] * len(stop)
-    if not (alone or any(counted[1:])):
-        raise ValueError(f'"{kinds[0]}" leaves no token that the loss counts')
-    return ids, counted
+        ids = words.begun(words.encode(before) + added, bos)
+        first = max(len(ids) - len(added), bos in ids[:1])
+        if not alone and ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
+            ids += stop
+        counted = [i >= first for i in range(len(ids))]
+        if not (alone or any(counted[1:])):
+            continue
+        if not (alone or stop or any(i in spec.stop or words.stands_alone(i) for i in added[-3:])):
+            notes.append("without an end of the turn that counts")
+        whole, marks = rows[-1]
+        if ids[: len(whole)] == whole:  # the prompt of this answer begins with the row before
+            counted[: len(marks)] = rows.pop()[1]
+        rows.append((ids, counted))
+    if not rows[-1][0] and not alone:
+        raise ValueError(f'"{kind}" has no turn of an assistant or no text that the loss counts')
+    return rows, notes
 
 
 # Batches
@@ -272,7 +277,7 @@ class BatchMaker:
     @functools.lru_cache(maxsize=2)  # noqa: B019
     def plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Bucket and rows of each batch of an epoch."""
-        rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, epoch]))
         plan = []
         for bucket in self.buckets:
             rows = rng.permutation(len(bucket.bounds) - 1)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import check_number, check_words
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.trajectories import Generation, Trajectories
 
@@ -49,8 +49,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         check_words(self, order=("linear", "reverse", "random", "uniform"))
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, not {self.window}")
+        check_number("window", self.window)
 
     def targets(self, blocks: int, rng: np.random.Generator, first: int = 0) -> Float[np.ndarray, " T"]:
         """The wanted noise ratio of blocks `first`, `first + 1`, ..."""
@@ -156,7 +155,7 @@ class PairBatchMaker:
         return sum(self.counts)
 
     def _rng(self, *numbers: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *numbers])))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed % 2**64, *numbers])))
 
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""

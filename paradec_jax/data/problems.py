@@ -2,7 +2,8 @@ r"""Problems from files of JSON lines, what is right about an answer, and prompt
 
 A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer`, or `response`, is the text
 that a model should write; without it there is no right text. `steps`, where it is given, counts the steps written in
-the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's.
+the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's. Other
+names of these fields are those of `data.lines`.
 
 A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
 """
@@ -10,7 +11,8 @@ A text is right that has the same as the answer by one of `RULES`, which the fir
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.data.lines import line_of
 from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
@@ -90,9 +93,26 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
+    passed: Any = set()
     for number, record in json_lines(path):
         where = f"line {number} of {path}"
-        item = _conversation(record, where) if "messages" in record else _text(record, where)
+        try:
+            kind, content, answer, names = line_of(record)
+            asked = [*content["messages"]] if kind == "messages" else []
+            if asked and asked[-1].get("role") == "assistant":
+                from paradec_jax.chat import joined  # takes in Jinja, which texts do not need
+
+                answer = joined(asked.pop().get("content"))
+            if kind != "prompt" and (not asked or answer == ""):
+                raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
+            if not isinstance(steps := record.get("steps"), int | None):
+                raise ValueError('"steps" must be a whole number')
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        passed |= {*names}
+        if asked:
+            content = content | {"messages": asked} if len(content) > 1 else asked
+        item = Problem(content, answer, steps)
         problems.append(item)
         form, usual = _form(item), _form(problems[0])
         if form != usual:
@@ -101,33 +121,9 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
             raise ValueError(f"{where}: the answer lacks {rule}, which the first line has")
     if not problems:
         raise ValueError(f"{path} holds no problem")
+    if passed:
+        warnings.warn(f"{path}: the fields {sorted(passed)} are passed over", stacklevel=2)
     return problems
-
-
-def _text(record: Mapping[str, Any], where: str) -> Problem:
-    """The problem of a line with a prompt."""
-    answer = "response" if "response" in record else "answer"
-    for name in ("prompt", answer):
-        if not isinstance(record.get(name, "" if name == answer else None), str):
-            raise ValueError(f'{where} lacks "{name}", which must be a string')
-    steps = record.get("steps")
-    if steps is not None and type(steps) is not int:
-        raise ValueError(f'{where}: "steps" must be a whole number')
-    return Problem(record["prompt"], record.get(answer), steps)
-
-
-def _conversation(record: Mapping[str, Any], where: str) -> Problem:
-    """The problem of a line with messages; the chat template says later whether it takes them."""
-    messages = record["messages"]
-    if not isinstance(messages, list) or not all(isinstance(of, dict) and "role" in of for of in messages):
-        raise ValueError(f'{where}: "messages" must be a list of objects with "role" and "content"')
-    answer = messages[-1].get("content") if messages and messages[-1]["role"] == "assistant" else None
-    asked = messages if answer is None else messages[:-1]
-    if not asked or not isinstance(answer, str | None):
-        raise ValueError(
-            f'{where}: "messages" must begin with a question, and an answer\'s "content" be a string'
-        )
-    return Problem(asked, answer)
 
 
 def _form(item: Problem) -> str:

@@ -202,7 +202,7 @@ class WindowMaker:
 
     def part(self, index: int, share: Share) -> Part:
         """Rows of batch `index`."""
-        rng = np.random.Generator(np.random.Philox([self.seed, index]))
+        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, index]))
         first, last = share(self.rows)
         starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)[first:last]
         at = starts[:, None] + np.arange(self.length)

@@ -3,7 +3,7 @@
 ::
 
     index.json        format version, block size n, settings of the collection
-    shard-00000.npy   int32: M, the ends of the M rows, then the rows one after the other
+    shard-00000.npy   int32: M, the ends of the M rows, the rows one after the other, a digest
     row               id, tokens of text, P, T, then [T] iterates of each block, the prompt [P], all iterates [X, n]
 
 A generation is stored once, with all of its blocks: each follows the prompt and the fixed points before it. A row
@@ -11,6 +11,7 @@ without a block (T = 0) says that its prompt was decoded and gave none, so that 
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.io import atomic_write_text, read_object, regular, replacing
 
-FORMAT_VERSION = 4
-INDEX = "index.json"
+FORMAT_VERSION = 5
+INDEX, SHARD = "index.json", "shard-{:05d}.npy"
 HEAD = 4  # numbers of a row before its counts
 
 
@@ -86,15 +87,25 @@ def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) ->
         head = [item.id, item.length, len(item.prompt), len(counts), *counts]
         rows.append(np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]).astype(np.int32))
     ends = np.cumsum([len(row) for row in rows])
-    final = Path(folder) / f"shard-{len(_shards(folder)):05d}.npy"
-    temporary = final.with_suffix(".writing")
-    with temporary.open("wb") as file:
-        np.save(file, np.concatenate([[len(rows)], 1 + len(rows) + ends, *rows]).astype(np.int32))
-    temporary.rename(final)
+    shard = np.concatenate([[len(rows)], 1 + len(rows) + ends, *rows]).astype(np.int32)
+    path = Path(folder) / SHARD.format(len(_shards(folder)))
+    with replacing(path) as file:
+        np.save(file, np.concatenate([shard, _digest(path, shard)]))
+
+
+def _digest(path: Path, shard: np.ndarray) -> np.ndarray:
+    """SHA-256 of a shard, its name and its folder's index: that of another folder is no shard of this one."""
+    about = f"{path.name}{read_index(path.parent)}".encode()
+    return np.frombuffer(hashlib.sha256(about + shard.tobytes()).digest(), np.int32)
 
 
 def _shards(folder: str | os.PathLike[str]) -> list[Path]:
-    return sorted(Path(folder).glob("shard-*.npy"))
+    """The shards of a folder in their order. Raises TrajectoryError where one is missing."""
+    shards = sorted(Path(folder).glob("shard-*.npy"))
+    for number, path in enumerate(shards):
+        if path.name != (name := SHARD.format(number)):
+            raise TrajectoryError(f"{folder} lacks {name}")
+    return shards
 
 
 def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -137,16 +148,16 @@ class Trajectories(Sequence[Generation]):
 
     def _rows_of(self, path: Path) -> list[Int[np.ndarray, " row"]]:
         try:
-            shard = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-        except (OSError, ValueError, EOFError) as error:
+            shard, digest = np.split(
+                np.load(regular(path), mmap_mode="r", allow_pickle=False).view(np.ndarray), [-8]
+            )
+        except Exception as error:  # NumPy raises whatever its parser of headers does
             raise TrajectoryError(f"{path} cannot be read: {error}") from None
+        if not np.array_equal(digest, _digest(path, shard)):
+            raise TrajectoryError(f"{path} is damaged, or of another run")
         ends = shard[: 1 + shard[0]].tolist()
         ends[0] = len(ends)
-        rows = [shard[first:last] for first, last in itertools.pairwise(ends)]
-        sizes = [HEAD + sum(r[2:4]) + self.block * r[HEAD:][: r[3]].sum() for r in rows if len(r) >= HEAD]
-        if ends[-1] != len(shard) or [*map(len, rows)] != sizes:
-            raise TrajectoryError(f"{path} is damaged, or of another run")
-        return rows
+        return [shard[first:last] for first, last in itertools.pairwise(ends)]
 
     def __len__(self) -> int:
         return len(self._rows)

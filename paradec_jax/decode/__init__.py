@@ -4,7 +4,6 @@ from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
-from paradec_jax.decode.block.residual_veto import ResidualVeto
 from paradec_jax.decode.block.soft_block import SoftBlock
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
@@ -44,7 +43,6 @@ __all__ = [
     "Request",
     "Residual",
     "ResidualSpeculative",
-    "ResidualVeto",
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",

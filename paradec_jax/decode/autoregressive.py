@@ -1,10 +1,10 @@
 """Autoregressive decoding: one token a network call, the baseline of causal decoders."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.knobs import RepetitionKnobs
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.windows import write_after_read
@@ -14,12 +14,14 @@ from paradec_jax.decode.rules.windows import write_after_read
 class AutoRegressive(DecoderBase):
     """Feeds the newest token, samples the next one, and so on."""
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
+    Knobs: ClassVar[type] = RepetitionKnobs
+
+    def init(self, params: Any, request: Request, knobs: RepetitionKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         rows, cache, _ = self.prefill(params, request, knobs, 1)
         return CachedState(rows, cache)
 
-    def step(self, params: Any, state: CachedState, knobs: SamplingKnobs) -> tuple[CachedState, None]:
+    def step(self, params: Any, state: CachedState, knobs: RepetitionKnobs) -> tuple[CachedState, None]:
         """Feeds the newest token and commits the one it predicts."""
         token, position = state.rows.newest
         out = self.network.forward(params, token, position, Prefix(state.cache, state.cached))

@@ -1,22 +1,27 @@
 """Folders that appear whole or not at all, and where models lie: at a path, bundled, or on the Hugging Face Hub."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from paradec_jax.io import lock, one_sentence
+from paradec_jax.io import lock, one_sentence, read_object
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
+MARKER = ".paradec.json"  # in a folder that `staged` has written: its files, and the mark of its run
 CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
+IS_ADAPTER = "the folder holds an adapter; name its base model, and give the folder with --adapter"
 TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
-WEIGHTS = ["model*.safetensors", "network*.safetensors", "residual_head*.safetensors"]
+WEIGHTS = [f"{part}*.safetensors" for part in ("model", "network", "residual_head", "adapter_model")]
 OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others
 
 
@@ -25,67 +30,97 @@ class StoreError(ValueError):
 
 
 @contextlib.contextmanager
-def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
+def staged(
+    folder: str | os.PathLike[str], *, overwrite: bool = False, run: str | None = None
+) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` when the block ends well and vanishes when it does not.
 
     An exception at any moment, a signal's too, leaves the old folder or the new one. What a killed writer left beside
     it goes with the next write.
 
+    Args:
+      folder: path of the folder; parents are made.
+      overwrite, run: as of `check_replaceable`; the folder is marked as the run's.
+
     Raises:
-      StoreError: a folder that is not empty, unless `overwrite` is set and it holds the config of a model or of an
-        adapter; or another process is writing the same folder.
+      StoreError: the folder may not be replaced, or another process is writing it.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, retired = (folder.with_name(f".{folder.name}.{end}") for end in ("paradec-tmp", "paradec-old"))
-    with _locked(temporary):
-        try:
-            # A writer that was killed after the first rename below has left the old folder as `retired`.
-            if retired.exists() and not folder.exists():
-                retired.rename(folder)
-            shutil.rmtree(retired, ignore_errors=True)
-            _refuse_existing(folder, overwrite)
-            for leftover in temporary.iterdir():
-                leftover.unlink()
-            yield temporary
-            if folder.exists():
-                folder.rename(retired)
-            temporary.rename(folder)
-        except BaseException:
-            if retired.exists() and not folder.exists():
-                retired.rename(folder)
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        finally:
-            if folder.exists():
-                shutil.rmtree(retired, ignore_errors=True)
+    # What is being written is marked so, in a folder of a name that nobody can guess, which nobody else can enter.
+    start, mine = f".{folder.name}.", {"writes": folder.name}
+    scratch = Path(tempfile.mkdtemp(prefix=start, dir=folder.parent))
+    new, old = scratch / "new", scratch / "old"
+    try:
+        with _locked(scratch):  # which another takes for what a killed writer left as soon as it is free
+            for left in folder.parent.iterdir():
+                ours = left.name.startswith(start) and _marker(left) == mine
+                if ours and left.stat().st_uid == scratch.stat().st_uid:
+                    with _locked(left):
+                        if (left / "old").exists() and not folder.exists():
+                            (left / "old").rename(folder)
+                        if {MARKER, "new", "old"}.issuperset(os.listdir(left)):
+                            shutil.rmtree(left, ignore_errors=True)
+            (scratch / MARKER).write_text(json.dumps(mine))
+            check_replaceable(folder, overwrite, run)
+            new.mkdir()
+            yield new
+            (new / MARKER).write_text(json.dumps({"files": os.listdir(new), "run": run}))
+            check_replaceable(folder, overwrite, run)  # another may have written it meanwhile
+            if (folder / MARKER).exists():  # an empty folder is replaced by the rename alone
+                folder.rename(old)
+            new.rename(folder)
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _refuse_existing(folder: Path, overwrite: bool) -> None:
+def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = None) -> None:
+    """Refuses a folder that `staged` may not replace: one with anything in it that `staged` has not written.
+
+    Args:
+      folder: path of the folder.
+      overwrite: whether a folder that `staged` has written may be replaced.
+      run: the mark that it must have then; any when None.
+
+    Raises:
+      StoreError: in one sentence.
+    """
     if folder.is_symlink() or folder.is_file():
         raise StoreError(f"{folder} exists and is not a folder")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not overwrite:
+    there = [*folder.glob("*")]
+    if there and not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
-        raise StoreError(f"{folder} exists and is not a model folder, so it is not overwritten")
+    marker = _marker(folder)
+    known = [MARKER, *marker.get("files", [])]
+    for path in there:
+        if path.name not in known or path.is_symlink() or not path.is_file():
+            raise StoreError(
+                f"{folder} exists and is not a model folder as this program wrote it (it has {path.name}), so it is "
+                "not overwritten"
+            )
+    if there and run not in (None, marker.get("run")):
+        raise StoreError(f"{folder} exists and is not of this run, so it is not overwritten")
+
+
+def _marker(folder: Path) -> dict[str, Any]:
+    """What `staged` says of a folder; nothing of a link, or where it has not written it."""
+    try:
+        return {} if folder.is_symlink() else read_object(folder / MARKER)
+    except (OSError, ValueError):
+        return {}
 
 
 @contextlib.contextmanager
-def _locked(temporary: Path) -> Iterator[None]:
-    """Makes a folder that this block alone writes; where the file system has no locks, nobody is refused."""
-    temporary.mkdir(exist_ok=True)
-    descriptor = os.open(temporary, os.O_RDONLY)
+def _locked(folder: Path) -> Iterator[None]:
+    """A folder is this block's alone; where the file system has no locks, nobody is refused. Raises StoreError."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            lock(descriptor)
-            # A folder that its writer has renamed meanwhile is the new model, and no longer temporary.
-            if not os.path.samestat(os.stat(descriptor), os.stat(temporary)):
-                raise BlockingIOError
-        except BlockingIOError as error:
-            raise StoreError(f"another process is writing {temporary} to replace the same folder") from error
+        lock(descriptor)
         yield
+    except BlockingIOError as error:
+        raise StoreError(f"another process is writing {folder} to replace the same folder") from error
     finally:
         os.close(descriptor)
 
@@ -99,6 +134,8 @@ def locate(source: str | os.PathLike[str]) -> Path:
       StoreError: when there is none.
     """
     path, models = Path(source), bundled()
+    if not str(source):
+        raise StoreError("a model must have a name or a path, not ''")
     if path.exists():
         return path
     if str(source) in models:
@@ -132,7 +169,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise StoreError(
             f"there is no folder {name}, and the Hugging Face Hub does not give it: {one_sentence(error)}"
         ) from error
-    if not (folder / "config.json").is_file():
+    if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise StoreError(
             f"{name} on the Hugging Face Hub has no config.json; a .gguf file is named by its own path"
         )

@@ -1,6 +1,7 @@
 """Tensors in safetensors files: read when their numbers are asked for, written shard by shard."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paradec_jax.disk.folders import StoreError
+from paradec_jax.io import regular
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+MAX_HEADER_BYTES = 2**24  # of many tensors
 MAX_SHARD_BYTES = 256 * 10**6  # the writer has all tensors of a file in memory
 
 
@@ -39,7 +42,8 @@ def finite(path: str, tensor: Lazy) -> Lazy:
     """The tensor, whose reader refuses numbers that are NaN or infinite with a StoreError."""
 
     def read(index: Any) -> np.ndarray:
-        numbers = tensor.read(index)
+        with np.errstate(all="ignore"):  # what becomes infinite is refused
+            numbers = tensor.read(index)
         if not np.isfinite(numbers).all():
             raise StoreError(
                 f"parameter {path} holds numbers that are NaN or infinite; allow_nonfinite takes them"
@@ -53,14 +57,24 @@ def open_tensors(path: Path) -> dict[str, Lazy]:
     """The tensors of a safetensors file, which stays open as long as one of them is kept.
 
     Raises:
-      StoreError: a file that is missing, truncated or of another format.
+      StoreError: a file that is missing, truncated, of another format, or names something twice.
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("its header has a name twice")
+
     try:
+        with regular(path).open("rb") as header:
+            size = int.from_bytes(header.read(8), "little")
+            if size > MAX_HEADER_BYTES:
+                raise ValueError(f"its header would have {size} bytes")
+            json.loads(header.read(size), object_pairs_hook=once)
         # Read, not mapped: pages of a map count as memory of the process once they are read.
         file = safe_open(path, framework="numpy", backend="pread")
     except FileNotFoundError as error:
         raise StoreError(f"{path} is missing") from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} is truncated or not a safetensors file ({error})") from error
     tensors = {}
     for name in file.keys():  # noqa: SIM118  (the file is no dictionary)

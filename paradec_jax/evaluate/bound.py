@@ -21,6 +21,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config.bounds import check_number
+from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
@@ -124,8 +126,8 @@ def bounds(
     Raises:
       ValueError: a row that is too long or scores nothing, or a number out of range.
     """
-    if draws < 2 or batch < 1:
-        raise ValueError(f"draws must be at least 2 and batch at least 1, not {draws} and {batch}")
+    check_number("draws", draws, 2)
+    check_number("batch", batch)
     numbers = list(range(len(spans))) if streams is None else list(streams)
     if len(numbers) != len(spans):
         raise ValueError(f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows")
@@ -144,7 +146,7 @@ def bounds(
         rows = padded([spans[i] for i, _ in of], batch, size)
         which = np.zeros((batch, 2), np.int32)
         which[: len(of)] = [(numbers[i], k) for i, k in of]
-        scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, np.uint32(seed))))
+        scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, seed_words(seed))))
     costs = np.zeros(len(jobs))
     for some, values in scored:  # waited for when all calls are on their way
         costs[some] = np.asarray(values)[: len(some)]
@@ -163,7 +165,7 @@ def _score(
     ids: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
     which: Int[Array, "B 2"] | Int[np.ndarray, "B 2"],
-    seed: Any,
+    words: Any,
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
     (mask, draws), schedule = plan, LOGLINEAR
@@ -171,7 +173,7 @@ def _score(
     at = jnp.arange(size)
 
     def numbers(stream: Array, draw: Array) -> tuple[Array, Array]:
-        key = jax.random.fold_in(jax.random.key(seed), stream)
+        key = jax.random.fold_in(key_of(words), stream)
         of_draw = jax.random.fold_in(key, 1 + draw)
         each = jax.vmap(lambda position: jax.random.uniform(jax.random.fold_in(of_draw, position)))(at)
         return (jax.random.uniform(jax.random.fold_in(key, 0)) + draw / draws) % 1, each

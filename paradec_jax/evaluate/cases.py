@@ -8,7 +8,7 @@ import numpy as np
 
 from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import Samples
@@ -95,7 +95,7 @@ def empty_prompts(model: Model, count: int, length: int, seed: int) -> Prompts:
 
 def _keys(seed: int, count: int) -> Any:
     """A key for each prompt, whatever decoder, batch or call it is in."""
-    return keys_of(np.int64(seed), np.arange(count, dtype=np.int32))
+    return keys_of(seed_words(seed), np.arange(count, dtype=np.int32))
 
 
 def case_of(setting: Setting, model: Model, size: int, params: Any = None) -> Case:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from paradec_jax import facts
+from paradec_jax.config.bounds import check_number
 from paradec_jax.data.problems import Problem, exact_answers
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
@@ -28,7 +29,7 @@ from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
-from paradec_jax.timing import Advance, Case, Speed, compile_all, measure
+from paradec_jax.timing import Advance, Case, Speed, compile_all, measure, planned_bytes
 from paradec_jax.tokenizer import Tokenizer
 
 Row = dict[str, Any]
@@ -133,7 +134,9 @@ def compare(
         row = _source_fields(source, program["device"]) | {"baseline": i == base}
         row |= _right_fields(exact[i], exact[base]) | _answer_fields(answers[i], answers[base])
         row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
-        row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
+        if speeds:
+            row |= _speed_fields(speeds[i], speeds[base])
+            row["megabytes"] = planned_bytes(cases[i], requests[0]) / 1e6
         table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
     calls = np.stack([of.counts[NETWORK_CALLS] for of in answers])
     return Comparison(table, texts, program, score and np.stack(exact), calls, answers[base])
@@ -166,9 +169,8 @@ def compare_texts(
       ValueError: sources of several tokenizers, a number below its least, texts shorter than one piece or
         with characters that the models do not know, or what decoder, model or judge refuse.
     """
-    for name, value, least in (("length", length, 4), ("samples", samples, 1)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+    check_number("length", length, 4)
+    check_number("samples", samples)
     tokenizer = tokenizer_of(sources[0].model)
     for source in sources:
         if not tokenizer_of(source.model).same_as(tokenizer):

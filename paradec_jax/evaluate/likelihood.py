@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.tokenizer import Tokenizer
@@ -128,7 +129,7 @@ def log_likelihoods(
     for size, some in batches([spans[i].stop - 1 for i in scored], network.max_length, batch):
         members = [scored[i] for i in some]
         ids, _ = padded([Span(spans[i].ids[: spans[i].stop]) for i in members], batch, size + 1)
-        scores, best = (np.asarray(x) for x in _score(network, params, ids, np.uint32(seed)))
+        scores, best = (np.asarray(x) for x in _score(network, params, ids, seed_words(seed)))
         for place, i in enumerate(members):
             at = slice(spans[i].start - 1, spans[i].stop - 1)
             results[i] = scores[place, at], best[place, at]
@@ -155,12 +156,12 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnums=0)
 def _score(
-    network: Any, params: Any, ids: Int[Array, "B T1"] | Int[np.ndarray, "B T1"], seed: Any
+    network: Any, params: Any, ids: Int[Array, "B T1"] | Int[np.ndarray, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Log-probability of each id after the first, and whether it is the most probable one."""
     tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    keys = jnp.broadcast_to(jax.random.key(seed), tokens.shape[:1])
+    keys = jnp.broadcast_to(key_of(words), tokens.shape[:1])
     cache = network.init_cache(purpose_keys(keys, Purpose.STATE), tokens.shape[1])
     out = network.forward(params, tokens, positions, Prefix(cache, None))
     logits = network.logits(params, out.hidden)

@@ -81,14 +81,16 @@ class Setting:
           ValueError: an option that this decoder does not have.
         """
         values, knobs = dict(options), self.values
-        static = {field.name for field in dataclasses.fields(self.decoder)}
+        static = {field.name for field in dataclasses.fields(self.decoder)} - {*UNNAMED}
         if "recurrence" in values and "recurrence" not in static and "max_recurrence" in static:
             values["max_recurrence"] = values.pop("recurrence")
         traced = {field.name for field in dataclasses.fields(knobs)}
         for option in values.keys() - static - traced:
             raise ValueError(f"--{option.replace('_', '-')} is no option of {self.name}")
-        values["greedy"] = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
-        decoder = dataclasses.replace(self.decoder, **{k: v for k, v in values.items() if k in static})
+        greedy = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
+        decoder = dataclasses.replace(
+            self.decoder, greedy=greedy, **{k: v for k, v in values.items() if k in static}
+        )
         meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now
         knobs = dataclasses.replace(knobs, **dict.fromkeys(meaningless))
         knobs = dataclasses.replace(knobs, **{k: v for k, v in values.items() if k in traced})

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
@@ -31,13 +32,6 @@ from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.nn import masks
 from paradec_jax.noise import BlockNoise, Hidden
 from paradec_jax.objective import Objective, Sums, weighted
-
-
-def check_numbers(**given: tuple[int, ...] | None) -> None:
-    """Refuses choices of numbers that are empty or hold one below 1. Raises ValueError."""
-    for name, numbers in given.items():
-        if numbers is not None and min(numbers, default=0) < 1:
-            raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
 
 
 def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -49,7 +43,7 @@ def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockRules:
+class BlockRules(Ranged):
     """The choices of the objective; the defaults are SDAR's.
 
     Attributes:
@@ -59,9 +53,6 @@ class BlockRules:
 
     noise: BlockNoise = BlockNoise()  # noqa: RUF009
     blocks: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check_numbers(blocks=self.blocks)
 
 
 SDAR = BlockRules()

@@ -31,7 +31,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.losses.cross_entropy import (
     Scorer,
     check_chunk,
@@ -46,7 +46,7 @@ from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
-class ConsistencyRules:
+class ConsistencyRules(Ranged):
     """The choices of the objective; the defaults are those of the released multi-block trainer.
 
     Attributes:
@@ -82,6 +82,7 @@ class ConsistencyRules:
     over: str = "row"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_words(
             self,
             context=("nc", "clean", "nc_ic"),
@@ -90,12 +91,8 @@ class ConsistencyRules:
             after_eos=("pad", "keep", "drop"),
             over=("row", "batch"),
         )
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, not {self.window}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be above 0, not {self.temperature}")
-        if min(self.ar_weight, self.prompt_weight) < 0:
-            raise ValueError("ar_weight and prompt_weight must not be negative")
 
     def window_of(self, pairs: int) -> int:
         """Pairs of a window: all of them for "nc", one for "clean"."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recorded import recorded_or
@@ -25,7 +25,7 @@ from paradec_jax.objective import Objective, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundRules:
+class BoundRules(Ranged):
     """The choices of the objective; the defaults are MDLM's.
 
     Attributes:
@@ -46,12 +46,9 @@ class BoundRules:
     released: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_words(self, measure=("time", "importance", "change_of_variables"))
-        if self.steps is None:
-            return
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, not {self.steps}")
-        if self.measure != "time" or self.schedule != LOGLINEAR:
+        if self.steps is not None and (self.measure != "time" or self.schedule != LOGLINEAR):
             raise ValueError(
                 "discrete time (steps) is known for the log-linear schedule and measure 'time' alone"
             )

@@ -24,14 +24,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
     Layout,
     Streams,
     before_each,
-    check_numbers,
     lengths_of,
     masks_of,
     noised,
@@ -44,7 +43,7 @@ from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualRules:
+class ResidualRules(Ranged):
     """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the released heads.
 
     Attributes:
@@ -73,9 +72,7 @@ class ResidualRules:
     blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.unroll < 1:
-            raise ValueError(f"unroll must be at least 1, not {self.unroll}")
-        check_numbers(reveals=self.reveals, blocks=self.blocks)
+        super().__post_init__()
         check_words(
             self,
             normaliser=("selfnorm", "official", "mean"),

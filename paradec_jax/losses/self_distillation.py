@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
@@ -40,7 +40,7 @@ SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillationRules:
+class DistillationRules(Ranged):
     """The choices of the objective; the defaults are the paper's.
 
     Attributes:
@@ -63,6 +63,7 @@ class DistillationRules:
     released: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.jump < 2 or self.first_steps < self.jump:
             raise ValueError(
                 f"jump must be at least 2 and first_steps at least jump, not {self.jump} and {self.first_steps}"

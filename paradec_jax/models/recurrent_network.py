@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config.bounds import check_number, check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
 from paradec_jax.models.network import Inputs, KVNetwork
@@ -49,8 +49,7 @@ class RecurrentDepthNetwork(KVNetwork):
         check_words(self, cache=CACHE_MODES)
         if self.recurrence is None:
             object.__setattr__(self, "recurrence", self.config.mean_recurrence)
-        if self.recurrence < 1:
-            raise ValueError(f"recurrence must be at least 1, not {self.recurrence}")
+        check_number("recurrence", self.recurrence)
         if self.slots is None:
             object.__setattr__(self, "slots", self.recurrence)
         if self.cache != "shared" and self.recurrence > self.slots:

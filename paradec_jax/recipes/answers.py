@@ -1,22 +1,26 @@
 """Greedy answers of a model to the prompts of its data, and how many tokens a network call gives."""
 
 import dataclasses
+import os
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from paradec_jax import decode
-from paradec_jax.chat import turn_end
+from paradec_jax.chat import as_prompts
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import BUCKET
 from paradec_jax.model import Model
 from paradec_jax.recipes.run import Job
 from paradec_jax.sharding.processes import gathered, shared
+from paradec_jax.timing import Case, planned_bytes
 
 MEASURED = 64  # held-out prompts that are decoded
 ROWS = 32  # of them that are decoded together
@@ -42,12 +46,12 @@ def asked(
         raise ValueError(
             f"no line of the data, or of the held-out one, has a prompt of 2 to {most_ids} tokens"
         )
-    ids = np.random.default_rng(seed).permutation(fit)[:most].astype(np.int32)
+    ids = np.random.default_rng(seed % 2**64).permutation(fit)[:most].astype(np.int32)
     rows = [examples.prompt(i) for i in ids]
     lengths = np.asarray([len(row) for row in rows], np.int32)
     width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
     tokens = np.stack([np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows])
-    return ids, Prompts(tokens, lengths, keys_of(np.int64(seed), ids), new_tokens, spec.stop)
+    return ids, Prompts(tokens, lengths, keys_of(seed_words(seed), ids), new_tokens, spec.stop)
 
 
 def ending(model: Model) -> TokenSpec:
@@ -55,8 +59,30 @@ def ending(model: Model) -> TokenSpec:
     spec = model.token_spec
     if model.chat_template is None:
         return spec
-    end = turn_end(model, [{"role": "user", "content": "?"}])
-    return spec if end is None or end in spec.stop else dataclasses.replace(spec, stop=(*spec.stop, end))
+    return dataclasses.replace(spec, stop=as_prompts(model, [[{"role": "user", "content": "?"}]])[1].stop)
+
+
+def batches(
+    what: str, case: Case, prompts: Prompts, numbers: np.ndarray, rows: int
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Numbers of prompts that are decoded together, and their request, which is filled up to so many rows.
+
+    Fewer go together where the device has less memory than XLA plans. Lines say what it takes, and at most every 30
+    seconds how far it is.
+    """
+    stats, fit, due = jax.local_devices()[0].memory_stats(), rows, 0.0
+    have = stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    while (need := planned_bytes(case, prompts.request(np.resize(numbers, fit)))) > have and fit > 1:
+        fit //= 2
+    line = (
+        f"{what}: {fit} rows together, of {rows} asked, take {need / 1e9:.2g} of {have / 1e9:.2g} GB at most"
+    )
+    for done in range(0, len(numbers), fit):
+        if jax.process_index() == 0 and time.monotonic() >= due:
+            due = time.monotonic() + 30
+            print(f"{line}, {done} of {len(numbers)} prompts are done", flush=True)
+        batch = numbers[done : done + fit]
+        yield batch, prompts.request(np.resize(batch, fit))
 
 
 def answers(
@@ -64,9 +90,9 @@ def answers(
 ) -> tuple[list[list[int]], int]:
     """Answers to all prompts, so many decoded together, and the network calls that they took."""
     case, texts, calls = case_of(Setting("", decoder, knobs), model, prompts.size), [], 0
-    numbers = np.arange(len(prompts.lengths))
-    for batch in np.split(numbers, range(rows, len(numbers), rows)):
-        decoded = decode.run(case.decoder, case.params, prompts.request(np.resize(batch, rows)), knobs)
+    what, numbers = f"held out, {type(decoder).__name__}", np.arange(len(prompts.lengths))
+    for batch, request in batches(what, case, prompts, numbers, rows):
+        decoded = decode.run(case.decoder, case.params, request, knobs)
         texts += decoded.completions()[: len(batch)]
         calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
     return texts, calls

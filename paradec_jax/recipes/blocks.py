@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paradec_jax.chat import conversation
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import AutoRegressive, BlockDenoising
 from paradec_jax.families import init_params
 from paradec_jax.losses import BlockRules, block_diffusion_loss, next_token_loss
@@ -30,7 +32,7 @@ BLOCK = 8  # tokens of a block where a causal model begins to write them
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class Blocks(Ranged):
     """Trains a model to write blocks by denoising them; what the loss does not count, such as a prompt, stays clean.
 
     Attributes:
@@ -40,7 +42,8 @@ class Blocks:
       alignment: which token a position predicts, its own or the next one; as before by default, so next of a causal
         model.
       look_back: whether a layer is put below those of a causal model, which adds nothing at first.
-      mask: the mask of a causal model, a token or its id; by default one that neither tokenizer nor data use.
+      mask: the mask of a causal model, a token or its id; by default one that tokenizer, template and data do
+        not use.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
     """
 
@@ -52,9 +55,6 @@ class Blocks:
     chunk: int | None = 256
 
     families: ClassVar[tuple[str, ...]] = ("causal", "block_diffusion")
-
-    def __post_init__(self) -> None:
-        BlockRules(blocks=self.blocks)
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
@@ -92,7 +92,7 @@ class Blocks:
         )
         params = dict(model.params)
         if self.look_back:
-            key = jax.random.fold_in(jax.random.key(job.run.seed), 0)
+            key = jax.random.fold_in(job.run.key, 0)
             params = above(params, jax.jit(lambda key: init_params(config, key)["layer_0"])(key))
         mask = self.unused(job) if causal else model.token_spec.mask
         alignment = self.alignment or model.token_spec.alignment
@@ -108,6 +108,9 @@ class Blocks:
         spec, words, size = job.model.token_spec, job.model.tokenizer, job.model.config.vocab_size
         assert words is not None  # which has read the data
         used = {spec.bos, spec.pad, *spec.stop, *np.unique(job.examples.ids).tolist()}
+        if job.model.chat_template:
+            asked = conversation(job.model, [{"role": "user", "content": "?"}])
+            used.update(words.encode(job.model.chat_template + asked))
         rows, special = (
             range(words.vocab_size, size),
             filter(words.is_special, reversed(range(words.vocab_size))),
@@ -119,7 +122,8 @@ class Blocks:
         found = next((token for token in candidates if token not in used), None)
         if found is None:
             raise ValueError(
-                f"mask must be a token that neither {job.run.model} nor the data use, not {self.mask}"
+                f"mask must be a token that neither {job.run.model} nor its chat template nor the data use, "
+                f"not {self.mask}"
             )
         if jax.process_index() == 0:
             print(f"the mask is token {found} ({words.token_text(found) or 'which has no text'})", flush=True)

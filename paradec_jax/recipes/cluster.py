@@ -4,12 +4,13 @@ import dataclasses
 
 import jax
 
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.train import initialize
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Cluster(Ranged):
     """Processes and their mesh; one device of one process unless something else is given or found.
 
     Attributes:
@@ -30,6 +31,8 @@ class Cluster:
     data: int = 1
     fsdp: int | None = None
     tensor: int = 1
+
+    BOUNDS = {"process": (0, 65535)}  # noqa: RUF012
 
     def join(self) -> jax.sharding.Mesh | None:
         """Finds the other processes, before anything asks for a device, and makes the mesh; None for one device."""

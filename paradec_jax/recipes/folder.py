@@ -1,43 +1,93 @@
 """What a run does beside its updates where several processes share its folder."""
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint.multihost import get_barrier_sync_fn
 
+from paradec_jax.disk.folders import check_replaceable
 from paradec_jax.io import atomic_write_text, read_object
+from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
 
 # Options that --allow leaves as they were.
 FIXED = {"objective", "model", "layers", "lora", "block", "new_tokens", "problems"}
 
 
-def claim(folder: Path, options: dict[str, Any], allow: Sequence[str] = ()) -> None:
-    """Writes what a run is into its folder, by process 0, or refuses a folder where another run has begun its work.
+def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), begin: bool = True) -> str:
+    """Writes what a run is into its folder, once, by process 0, and returns its mark; "" where there is none.
 
-    Where `allow` names anything, all but the model and its parts may differ, and the file stays as it was.
+    Args:
+      folder: path of the folder.
+      options: of the run; of `weights`, the digests of models by their paths, those count that the folder has too.
+      allow: where it names anything, all but the model and its parts may differ.
+      begin: whether anything is written.
 
     Raises:
-      ValueError: another run's folder.
+      ValueError: another run's folder, or something stands there where the run would write.
+      OSError: another process is claiming the folder.
     """
-    path, mine = folder / "recipe.json", json.loads(json.dumps(options, default=str))
     with all_or_none():
         if jax.process_index():
-            return
-        if path.exists() and (any(folder.glob("*/run.json")) or any(folder.glob("*/trajectories"))):
-            begun = read_object(path)
-            differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-            if allow:
-                differs = [name for name in differs if name in FIXED]
-            if differs:
-                others = f"{folder} was begun with other {', '.join(differs)}"
-                raise ValueError(f"{others}: choose another folder with --out")
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
+            return ""
+        path, mine = folder / "recipe.json", json.loads(json.dumps(options, default=str))
+        old = path.exists()
+        names = rf"(recipe|config)\.json|metrics\.jsonl|data|model|adapter|round-.*|{mine.get('objective')}"
+        for place in (folder, *(place for place in folder.glob("*") if re.fullmatch(names, place.name))):
+            file = place.is_file()
+            if (
+                place.is_symlink()
+                or file != (".json" in place.name)
+                or not (
+                    old
+                    or place in (folder, folder / "data")
+                    # Of a run whose recipe is gone, the metrics may be replaced.
+                    or (file and re.search(rb'"blend": .*"before": {.*"after": {.*}}$', place.read_bytes()))
+                )
+            ):
+                raise ValueError(
+                    f"{place} exists and is not what this run writes there: choose another folder with --out"
+                )
+        if begin:
+            with os.fdopen(hold(folder)):
+                if not path.exists():
+                    atomic_write_text(path, json.dumps(mine | {"mark": uuid.uuid4().hex}))
+        elif not old:
+            return ""
+        recipe = read_object(path)
+        mark, before, now = recipe.pop("mark", None), recipe.pop("weights", {}), mine.pop("weights", {})
+        differs = [name for name in mine | recipe if mine.get(name) != recipe.get(name)]
+        differs = [name for name in differs if name in FIXED or not allow]
+        differs += [f"weights of {name}" for name in before if now.get(name, before[name]) != before[name]]
+        if differs:
+            raise ValueError(
+                f"the run of {path} was begun with other {', '.join(differs)}: choose another folder with --out"
+            )
+        for place in (folder / "model", folder / "adapter", *folder.glob("round-*/model")):
+            check_replaceable(place, True, mark)
+        return mark
+
+
+def name_of(model: str) -> str:
+    """The name of a model in a run's default folder, which is no other model's and the same in each call.
+
+    One word is its own name, and runs/RUN/model is RUN. Any other has a digest of where it lies.
+    """
+    from paradec_jax.recipes import OBJECTIVES  # which a run is one of
+
+    kinds = f"(?:{'|'.join(OBJECTIVES)})-"
+    short = re.fullmatch(rf"((?!{kinds})[^/.][^/]*)|runs/({kinds}[^/]+)/model", os.path.relpath(model))
+    if short:
+        return short[1] or short[2]
+    place = Path(model).resolve()
+    return f"{'-'.join(place.parts[-2:])}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
 
 
 def by_first(what: str, work: Callable[[], Any]) -> None:

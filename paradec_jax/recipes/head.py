@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import jax
 import tyro
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.decode import BlockDenoising, Residual
+from paradec_jax.config.bounds import Ranged
+from paradec_jax.decode import BlockDenoising
+from paradec_jax.families import choose
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.model import Model, ResidualHead
@@ -25,7 +26,7 @@ from paradec_jax.recipes.run import Job
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class Head(Ranged):
     """Trains a residual head beside a model of block diffusion, which stays as it is.
 
     Attributes:
@@ -46,7 +47,7 @@ class Head:
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
-        model, key = job.model, jax.random.key(job.run.seed)
+        model, key = job.model, job.run.key
         config = ResidualHeadConfig.of(model.config, self.depth)
         if self.init == "inherited":
             params = inherited(config, key, here(model).params)
@@ -54,7 +55,10 @@ class Head:
             params = ResidualHeadNetwork.init_params(config, key, self.init)
         head, data = ResidualHead(config, params), job.batches(job.examples, **self.rows(model))
         options: dict[str, Any] = {"updates": job.updates(data), "frozen": dict(model.params)}
-        return dataclasses.replace(model, head=job.fit("head", head, self.loss(model, head), data, **options))
+        head = job.fit("head", head, self.loss(model, head), data, **options)
+        mix = "none" if self.rules.direct else "sum"
+        decoder = f"residual --head-steps {self.rules.unroll} --mix {mix}"
+        return dataclasses.replace(model, head=head, decoder=decoder)
 
     def loss(self, model: Model, head: ResidualHead) -> Objective:
         """The loss of a head's parameters, and of the model's as frozen ones."""
@@ -75,8 +79,7 @@ class Head:
             data, frozen = job.batches(job.held_out, **options), dict(model.params)
             ratio = job.means(self.loss(model, model.head), model.head, data, frozen)["kl_ratio"]
             model = dataclasses.replace(model, head=here(model.head))
-            mix = "none" if self.rules.direct else "sum"
-            decoder = Residual(head_steps=self.rules.unroll, mix=mix)
+            decoder = choose(model.family, model.decoder).decoder
         return {
             "kl_ratio": ratio,
             **speed(job, model, decoder, BlockDenoising(rule="static"), model.network.block),

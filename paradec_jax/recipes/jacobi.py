@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 import tyro
-from rich.progress import track
 
 from paradec_jax import decode
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, kept, pair_batches
@@ -32,7 +32,7 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.model import Model
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.recipes.answers import MEASURED, answers, asked, ending, here
+from paradec_jax.recipes.answers import MEASURED, answers, asked, batches, ending, here
 from paradec_jax.recipes.folder import by_first
 from paradec_jax.recipes.run import Job, Stopped, length_of
 from paradec_jax.train.checkpoint import hold
@@ -44,7 +44,7 @@ RULES = ConsistencyRules(
 
 
 @dataclasses.dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Ranged):
     """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to the prompts.
 
     Attributes:
@@ -73,16 +73,9 @@ class Jacobi:
     chunk: int | None = 256
     rules: tyro.conf.OmitArgPrefixes[ConsistencyRules] = RULES
 
+    BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
     families: ClassVar[tuple[str, ...]] = ("causal",)
     without: ClassVar[tuple[str, ...]] = ("packed",)  # examples that are rehearsed always are, answers never
-
-    def __post_init__(self) -> None:
-        problems = 1 if self.problems is None else self.problems
-        least = min(self.new_tokens, self.rows, problems, min(self.block) - 1)
-        if not (least > 0 and 0 <= self.rehearse < 1):
-            raise ValueError(
-                "block must be above 1, new_tokens, problems and rows above 0, rehearse in [0, 1)"
-            )
 
     @property
     def prompts(self) -> bool:
@@ -103,7 +96,7 @@ class Jacobi:
             teacher = dict(model.params) if self.rules.teacher == "frozen" else None
             loss = self.objective(model)
             model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
-        return model
+        return dataclasses.replace(model, decoder=f"jacobi --block {self.block[-1]} --running")
 
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
         """The trajectories of a round; a collection that was stopped goes on with the prompts that it lacks.
@@ -122,15 +115,14 @@ class Jacobi:
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
-            for start in track(range(0, len(left), self.rows), description=f"round {which}: answers"):
+            for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
                 if time.monotonic() > job.until:
                     print("the minutes are over before all answers are there: the same command goes on")
                     return
                 if time.monotonic() > limit:
                     break
-                batch = left[start : start + self.rows]
-                filled = np.resize(batch, self.rows)
-                found = collect(case.decoder, case.params, prompts.request(filled), ids[filled].tolist())
+                of = ids[np.resize(batch, request.batch)].tolist()
+                found = collect(case.decoder, case.params, request, of)
                 append(folder, found[: len(batch)])
             atomic_write_text(done, "")
 

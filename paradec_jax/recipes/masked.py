@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import tyro
 
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.text import WindowMaker
@@ -16,7 +17,7 @@ from paradec_jax.recipes.run import Job, length_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked:
+class Masked(Ranged):
     """Trains a denoiser on its data, read as one text: rows are windows of `--length` tokens from anywhere in it.
 
     What the loss does not count, such as a prompt, is never hidden.

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.model import Model
@@ -26,7 +27,7 @@ DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 
 
 @dataclasses.dataclass(frozen=True)
-class Recurrent:
+class Recurrent(Ranged):
     """Trains a recurrent-depth model at random depth: each update draws its number of recurrences.
 
     Attributes:
@@ -48,9 +49,9 @@ class Recurrent:
     families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         begin, end = self.growth
-        means = [mean for mean in (self.mean, self.first_mean) if mean is not None]
-        if not 0 <= begin < end <= 1 or min(means, default=1) <= 0:
+        if not begin < end <= 1 or 0 in (self.mean, self.first_mean):
             raise ValueError("growth must be two shares, the first one below the second, and means above 0")
 
     def train(self, job: Job) -> Model:
@@ -65,7 +66,9 @@ class Recurrent:
 
         loss = recurrent_loss(network, DRAWS[self.draw](mean), self.backprop_depth, chunk=self.chunk)
         flops = batch_flops(network, self.backprop_depth)
-        return job.fit("recurrent", job.model, loss, data, updates=updates, flops=flops)
+        decoder = f"autoregressive --recurrence {round(last)}"
+        model = dataclasses.replace(job.model, decoder=decoder)
+        return job.fit("recurrent", model, loss, data, updates=updates, flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes the same."""

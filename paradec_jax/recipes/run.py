@@ -15,8 +15,10 @@ import numpy as np
 import optax
 
 from paradec_jax import store
+from paradec_jax.config.bounds import Ranged, check_number
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples, example_batches, read_examples
+from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.families import matrix_axes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.lora import SCALE, init_lora, merge
@@ -24,7 +26,7 @@ from paradec_jax.model import Model
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
 from paradec_jax.recipes.cluster import Cluster
-from paradec_jax.recipes.folder import by_first, claim
+from paradec_jax.recipes.folder import by_first, claim, name_of
 from paradec_jax.recipes.hooks import Forecast, Limit
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
@@ -42,11 +44,6 @@ from paradec_jax.train import (
     muon,
 )
 
-BOUNDS = {
-    **dict.fromkeys(("updates", "batch_tokens", "accumulate", "checkpoint_every"), (1, math.inf)),
-    **dict.fromkeys(("minutes", "epochs"), (0, math.inf)),
-    **dict.fromkeys(("warmup", "cooldown", "layers", "blend"), (0, 1)),
-}
 LENGTH = 1024  # positions of the longest row where nothing is given
 # Options that may differ between calls of one run.
 MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "collect_minutes", "checkpoint_every"}
@@ -55,7 +52,7 @@ DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Ranged):
     """What every objective is told.
 
     A call that ends early, by --minutes or a signal, goes on when the same command is given again.
@@ -64,7 +61,7 @@ class Run:
       model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision].
       data: JSON lines with "messages", "prompt" and "response", or "text": a file, a folder or a pattern.
       held_out: lines of the same form that the model is measured on before and after.
-      out: folder of the run; runs/OBJECTIVE-MODEL by default.
+      out: folder of the run; runs/OBJECTIVE-MODEL by default, of a run's model runs/OBJECTIVE-RUN.
       minutes: after so many the call ends, before its run is done.
       updates: length of the run, instead of epochs.
       epochs: length of the run in passes over the data.
@@ -129,6 +126,17 @@ class Run:
     allow: tuple[str, ...] = ()
     cluster: Cluster = Cluster()  # noqa: RUF009
 
+    BOUNDS = {  # noqa: RUF012
+        **dict.fromkeys(("warmup", "cooldown", "layers", "blend", "ema"), (0, 1)),
+        **dict.fromkeys(("learning_rate", "adam_learning_rate", "weight_decay"), (0, 10)),
+        "batch_tokens": (1, 2**26),
+    }
+
+    @property
+    def key(self) -> jax.Array:
+        """The key that all keys of the run are folded from."""
+        return key_of(seed_words(self.seed))
+
 
 class Stopped(SystemExit):
     """A call that ended before its run: code 0, and the same command goes on."""
@@ -146,6 +154,7 @@ class Job:
       held_out: what the model is measured on, or None.
       mesh: devices, or None for one.
       until: when the call is to end, in seconds of `time.monotonic`; infinity for never.
+      mark: what tells the run from others, of process 0; what it writes is marked with it.
       adapters: with LoRA, after each part the adapter, and the parameters that it changes: those of the first part.
     """
 
@@ -156,6 +165,7 @@ class Job:
     held_out: Examples | None
     mesh: jax.sharding.Mesh | None
     until: float
+    mark: str
     adapters: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
 
     def batches(self, examples: Examples, **options: Any) -> Endless:
@@ -209,11 +219,11 @@ class Job:
         trained, kept = split(model, run.layers)
         whole = join if run.lora is None else adapted
         if run.lora is not None:
-            draws = jax.random.fold_in(jax.random.key(run.seed), 2)
+            draws = jax.random.fold_in(run.key, 2)
             fresh = init_lora(trained, matrix_axes(model.config), run.lora, draws)
             trained, kept = self.adapters[-1] if self.adapters else (fresh, dict(model.params))
         optimizer = optimizer_of(run, model, updates)
-        key = jax.random.fold_in(jax.random.key(run.seed), 1)
+        key = jax.random.fold_in(run.key, 1)
         options: Any = {"ema": run.ema is not None, "teacher": None if rounds is None else trained}
         state = TrainState.create(trained, optimizer, key, mesh=self.mesh, **options)
         step = make_train_step(
@@ -331,7 +341,8 @@ def in_training(model: Model, run: Run) -> Model:
     dtype, param_dtype = DTYPES[run.precision]
     config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=run.remat)
     params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
-    return dataclasses.replace(model, config=config, params=params, head=None)  # which was trained beside it
+    # Head and decoder suit the model as it was.
+    return dataclasses.replace(model, config=config, params=params, head=None, decoder=None)
 
 
 def train(objective: Any, run: Run) -> None:
@@ -343,15 +354,15 @@ def train(objective: Any, run: Run) -> None:
       Stopped, Preempted: the call ends before its run.
     """
     begun = time.monotonic()
-    for option, (least, most) in BOUNDS.items():
-        value = getattr(run, option)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"{option} must be from {least} to {most}, not {value}")
     if run.base is not None and (run.blend == 1 or run.lora is not None):
         raise ValueError("--base wants --blend below 1, and no --lora")
     mesh = run.cluster.join()
     name = type(objective).__name__.lower()
-    folder = run.out or Path("runs") / f"{name}-{Path(run.model).name}"
+    folder = run.out or Path("runs") / f"{name}-{name_of(run.model)}"
+    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}
+    options["weights"] = {model: store.digest_of(model) for model in (run.model, run.base) if model}
+    options = {k: v for k, v in options.items() if k not in MAY_DIFFER}
+    claim(folder, options, run.allow, begin=False)  # refused before anything is read or computed
     if run.products is not None:
         jax.config.update("jax_default_matmul_precision", run.products)
     stored = store.load(run.model, mesh=mesh)
@@ -373,18 +384,25 @@ def train(objective: Any, run: Run) -> None:
     base()  # refused before anything is trained
 
     def read(source: str) -> Examples:
-        told: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
-        told["prompts"] = getattr(objective, "prompts", False)
         most = sys.maxsize if getattr(objective, "windows", False) else length_of(run, model)
-        return read_examples(source, model, folder=folder / "data", length=most, **told)
+        return read_examples(
+            source,
+            model,
+            folder=folder / "data",
+            length=most,
+            long=run.long,
+            skip_bad=run.skip_bad,
+            prompts=getattr(objective, "prompts", False),
+        )
 
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *rest = map(read, sources)
-    options = {"objective": name, **dataclasses.asdict(objective), **dataclasses.asdict(run)}  # type: ignore
-    claim(folder, {k: v for k, v in options.items() if k not in MAY_DIFFER}, run.allow)
+    rows = run.batch_tokens // min(np.diff(examples.starts).max(), length_of(run, model))
+    check_number("accumulate", run.accumulate, 1, max(rows, 1))  # parts of an update, of a row at least
+    mark = claim(folder, options, run.allow)
     until = math.inf if run.minutes is None else begun + 60 * run.minutes
-    job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until)
+    job = Job(run, folder, model, examples, rest[0] if rest else None, mesh, until, mark)
     after = objective.train(job)
     if run.blend < 1:
         after = dataclasses.replace(after, params=blended(base().params, after.params, run.blend))
@@ -401,8 +419,10 @@ def train(objective: Any, run: Run) -> None:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 
         adapter = gathered(job.adapters[-1][0])
-        by_first("adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model))
-    by_first("model", lambda: store.save(folder / "model", model, overwrite=True))
+        by_first(
+            "adapter", lambda: write(folder / "adapter", own, adapter, run.blend * SCALE, run.model, mark)
+        )
+    by_first("model", lambda: store.save(folder / "model", model, overwrite=True, run=mark))
     both = [dict(objective.held_out(job, one)) for one in (job.model, after) if job.held_out is not None]
     about = {"examples": len(examples), **examples.counts, "blend": run.blend, "base": run.base}
     by_first("end", lambda: finish(folder, about, *(both or ({}, {}))))

@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 
 from paradec_jax import decode, store
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.text import windows as even
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.cases import empty_prompts
@@ -32,7 +33,7 @@ from paradec_jax.train import Evaluate, Rounds, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Sdtt:
+class Sdtt(Ranged):
     """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump` before.
 
     Updates and epochs of the run are those of a round.
@@ -53,16 +54,16 @@ class Sdtt:
     chunk: int | None = 32
     rules: tyro.conf.OmitArgPrefixes[DistillationRules] = SDTT
 
+    BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
     without: ClassVar[tuple[str, ...]] = ("packed", "layers", "lora")
     windows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.aim < 1:
+        super().__post_init__()
+        if self.aim < 1:
             least = f"jump^rounds, {self.rules.jump} to the power of {self.rounds}"
-            raise ValueError(
-                f"rounds must be at least 1 and first_steps at least {least}, not {self.rules.first_steps}"
-            )
+            raise ValueError(f"first_steps must be at least {least}, not {self.rules.first_steps}")
 
     @property
     def aim(self) -> int:
@@ -71,7 +72,7 @@ class Sdtt:
 
     def train(self, job: Job) -> Model:
         """One part of all rounds; the student of each is written where the round ends."""
-        model = job.model
+        model = dataclasses.replace(job.model, decoder=f"masked --steps {self.aim}")
         if job.held_out is not None:
             windows(job, job.held_out)  # one that is too short is refused before the training
         data = windows(job, job.examples)
@@ -81,7 +82,7 @@ class Sdtt:
             which = (int(state.step) - 1) // each
             student = here(dataclasses.replace(model, params=averaged(state)))
             place = job.folder / f"round-{which}" / "model"
-            by_first(f"round {which}", lambda: store.save(place, student, overwrite=True))
+            by_first(f"round {which}", lambda: store.save(place, student, overwrite=True, run=job.mark))
             return {"round": which}
 
         loss = self_distillation_loss(model.network, model.token_spec, self.rules, chunk=self.chunk)

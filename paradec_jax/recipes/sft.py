@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.losses import next_token_loss
 from paradec_jax.model import Model
 from paradec_jax.models import batch_flops
@@ -11,7 +12,7 @@ from paradec_jax.recipes.run import Job
 
 
 @dataclasses.dataclass(frozen=True)
-class Sft:
+class Sft(Ranged):
     """Finetunes a causal model on its data: the cross-entropy of the next token.
 
     Attributes:

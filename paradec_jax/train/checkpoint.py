@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import platform
 import shutil
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,8 @@ class Checkpoint(Hook):
       allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it goes on with.
     """
 
+    _hook: Any = None  # for errors that nobody can catch, before the first one
+
     def __init__(
         self, folder: str | Path, *, every: int = 1000, keep: int = 2, allow: Sequence[str] = ()
     ) -> None:
@@ -77,6 +81,12 @@ class Checkpoint(Hook):
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
+        # Where it cannot write, it says so at length, and the error below once. Callbacks come after the close too.
+        if Checkpoint._hook is None:
+            Checkpoint._hook = hook = sys.unraisablehook
+            sys.unraisablehook = lambda error: "loop is closed" in str(error.exc_value) or hook(error)
+            for name in ("absl", "asyncio"):
+                logging.getLogger(name).addFilter(lambda line: "orbax" not in f"{line.pathname} {line.msg}")
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
         return super().begin(run, state)
@@ -198,7 +208,8 @@ def hold(folder: Path) -> int:
     A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is refused.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # No link is followed to a file of somebody's.
+    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         lock(descriptor)
     except BlockingIOError:

@@ -124,11 +124,14 @@ def tokens(shapes: Mapping[str, Any]) -> int:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Rewrites a log without lines beyond `step` or cut short; makes its folder."""
+    """Rewrites a log, no link to one, without lines beyond `step` or cut short; makes its folder. Raises OSError."""
+    if path.is_symlink():
+        raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept, before = [], path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in before.split("\n"):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+    path.touch()
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(Exception):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     atomic_write_text(path, "".join(kept))

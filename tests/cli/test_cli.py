@@ -10,10 +10,12 @@ from paradec_jax import cli
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model
 
+WAVE = "wavefront --inner-recurrence 2 --window 3 --exit-threshold 0.2"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("models") / "tiny")
+    return saved(tmp_path_factory.mktemp("models") / "tiny", decoder=WAVE)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def generate_arguments(folder, *more, decoder=None):
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
     assert cli.main(generate_arguments(folder)) == 0
     out, err = capsys.readouterr()
-    wave = cli.generate.choose("recurrent_depth", "wavefront", {})
+    wave = cli.generate.choose("recurrent_depth", WAVE)
     options = {"knobs": wave.knobs, "max_new_tokens": 6}
     expected = pd.generate(pd.load(folder), ["Ana has 3 apples."], wave.decoder, **options)
     assert out == expected.text[0] + "\n"
@@ -119,7 +121,7 @@ def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
         assert cli.main(generate_arguments(folder, *options, decoder=decoder)) == 1
         assert "enough" in capsys.readouterr().err
     wave, usual = chosen
-    assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 2)
+    assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 4)
     assert (usual.window, usual.warm_start) == (3, True)
     for decoder, option in (("adaptive", "--window"), ("lookahead", "--recurrence"), (None, "--window")):
         with pytest.raises(SystemExit) as exit_info:

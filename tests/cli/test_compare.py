@@ -70,7 +70,7 @@ class TestAnswers:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
             assert row["data"] == easy(tmp_path)
             assert row["facts"]["device"]["threads"] >= 1 and row["dtype"] == "bfloat16"
-            assert row["facts"]["dtypes"] == ["bfloat16"]
+            assert row["facts"]["dtypes"] == ["bfloat16"] and row["megabytes"] > 0
             low, high = row["speedup_interval"]
             assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
         assert "decoding in batches" in err
@@ -137,8 +137,14 @@ class TestAnswers:
             words[1] = words[1] if more else str(saved(tmp_path / "other"))
             assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
             assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
+        before = rows[0]["made_with"]
+        del rows[0]["megabytes"]
+        path.write_text(json.dumps(rows[:1]))
+        assert [row["megabytes"] for row in answers._begun(str(path), {"tiny": before}).values()] == [None]
+        with pytest.raises(ValueError, match="rows of tiny with other adapter"):
+            answers._begun(str(path), {"tiny": before | {"adapter": "digest"}})
         path.write_text("[{}]")
-        assert cli.main(words) == 1 and "no rows to go on from" in capsys.readouterr().err
+        assert cli.main(words) == 1 and "is not what this option writes" in capsys.readouterr().err
 
     def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
         template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
@@ -157,7 +163,7 @@ class TestAnswers:
         assert (asked.prompt, asked.solution) == ("<two?>A:", "so \\boxed{2}")
         assert base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
         assert wave.setting.decoder.window == 3 and one.setting.decoder.recurrence == 1
-        for decoder, message in (("lookahead", "does not suit"), ("guess", "--decoder must begin with one")):
+        for decoder, message in (("lookahead", "does not suit"), ("guess", "it takes one of")):
             capsys.readouterr()
             assert cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
 
@@ -210,9 +216,9 @@ def test_columns_of_a_family(capsys):
     fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
-    fields |= dict.fromkeys(("difference_interval", "log_prob", "log_prob_interval", "judge")) | {
-        "rule": "guess"
-    }
+    fields |= dict.fromkeys(
+        ("difference_interval", "log_prob", "log_prob_interval", "judge", "megabytes")
+    ) | {"rule": "guess"}
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
     def shown(family, interval=(0.5, None), **changes):

@@ -12,7 +12,8 @@ from paradec_jax.cli import generate
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.disk.folders import ASSETS
-from paradec_jax.families import FAMILIES, family_named, family_of, init_params
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.families import FAMILIES, choose, family_named, family_of, init_params
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 
@@ -34,10 +35,35 @@ def test_a_decoder_has_one_name_on_all_command_lines():
     assert set(NAMES) == named
 
 
+# A decoder as a text, and what differs from its own defaults, or what is refused.
+NAMED = [
+    ("causal", None, {}),
+    ("causal", "jacobi --block 8 --running", {"block": 8, "running": True}),
+    ("causal", "multiblock --spawn=0.25", {"blocks": 2, "spawn": 0.25}),
+    ("recurrent_depth", "wavefront --no-warm-start --noise 1", {"warm_start": False, "noise": 1.0}),
+    ("masked_diffusion", "masked --grid cosine --steps 8", {"grid": "cosine", "steps": 8}),
+    ("block_diffusion", "residual --head zero", {"head": "zero"}),
+    ("causal", "jacobi 8", "jacobi takes options such as --temperature 0.5, not 8"),
+    ("causal", "jacobi --block x", "--block of jacobi must not be 'x'"),
+    ("causal", "jacobi --temperature", "--temperature of jacobi must not be True"),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "want"), NAMED)
+def test_a_named_decoder_starts_from_its_own_defaults(family, text, want):
+    if isinstance(want, str):
+        with pytest.raises(ValueError, match=want):
+            choose(family, text)
+        return
+    setting = choose(family, text)
+    assert setting.settings() == Setting("", type(setting.decoder)()).settings() | want
+    assert choose(family, text, {"temperature": 0.5}).values.temperature == 0.5
+
+
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
-    usual = {family.settings[-1].name for family in FAMILIES.values()}
+    usual = {row.name for row in rows_of(None).values()}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
@@ -80,8 +106,8 @@ def test_what_does_not_suit_the_family(causal, capsys):
     for decoder, more, message in (
         ("wavefront", [], "wavefront does not suit a model of family causal; it takes one of autoregressive"),
         ("autoregressive", ["--recurrence", "3"], "--recurrence is no option of autoregressive"),
-        ("jacobi", ["--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
-        ("jacobi", ["--block", "1"], "block must be at least 2"),
+        ("jacobi", ["--running", "--blocks", "2"], "a running window has no blocks, so --blocks must be 1"),
+        ("jacobi", ["--block", "1"], "--block must be at least 2"),
         ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
     ):
         assert cli.main(["generate", decoder, *common, *more]) == 1

@@ -13,8 +13,8 @@ from stubs import StubCausal, StubDenoiser, StubNetwork
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.cli.generate import with_gaps
-from paradec_jax.cli.options import choose, decoder_of
 from paradec_jax.cli.replay import PLACE, piece_of
+from paradec_jax.families import choose
 from paradec_jax.generate import continuation_task
 from paradec_jax.infill import infill_task
 
@@ -64,9 +64,8 @@ def test_the_trace_is_that_of_rollout(tmp_path, monkeypatch, name):
     assert not re.search(r"https?:|@import|url\(|fetch\(|import\(|[\x00-\x09\x0b-\x1f]", text)
     shown = json.loads(page.scripts[0])
     assert shown["prompt"] == ("" if gaps else prompt) and len(shown["runs"]) == 2 - gaps
-    second = [] if gaps else [decoder_of("beside", beside)]
-    for run, chosen in zip(shown["runs"], [(first, {}), *second], strict=True):
-        setting = choose(model.family, *chosen)
+    for run, chosen in zip(shown["runs"], filter(None, (first, beside)), strict=True):
+        setting = choose(model.family, chosen)
         if gaps:
             task = infill_task(model, with_gaps(prompt), setting.decoder)
         else:

@@ -145,6 +145,28 @@ class TestFields:
         assert "field model_length is missing" in fails(capsys, "import", source)
 
 
+# A generation_config.json, and the sampling of the model or what is refused.
+DRAWN = [
+    ({"do_sample": True, "top_p": 0.8, "min_p": 0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.8}),
+    ({"do_sample": True, "top_k": 0}, {"temperature": 1.0}),
+    ({"temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    ({"do_sample": "yes"}, "do_sample must be true or false, not 'yes'"),
+    ({"do_sample": True, "top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be above 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "want"), DRAWN)
+def test_sampling(fields, want, copy, tmp_path, capsys):
+    source = copy("qwen2")
+    (source / "generation_config.json").write_text(json.dumps(fields))
+    if isinstance(want, str):
+        assert f"generation_config.json: {want}" in fails(capsys, "import", source)
+        return
+    model = imported(source)
+    assert model.sampling == want and imported(exported(model, tmp_path)).sampling == want
+
+
 class TestTokens:
     @pytest.mark.parametrize(
         ("vocab_size", "fields", "want"),
@@ -193,10 +215,10 @@ class TestTokens:
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
         edit(source / CONFIG, model_type="a2d-qwen3")
-        capsys.readouterr()
-        model = imported(source, "--mask", "150")
+        model = imported(source, "--mask", "150", "--kind", "bd3lm")
         assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
-        assert "is read as trained on blocks (bd3lm)" in capsys.readouterr().err
+        for more in ((), ("--kind", "mdlm")):
+            assert "mdlm is not supported" in fails(capsys, "import", source, "--mask", "150", *more)
         edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
 
@@ -238,7 +260,7 @@ WRONG = [
     ("qwen2", {"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
     ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .*gptq"),
     ("qwen2", {"eos_token_id": 32}, "eos_token_id of config.json holds 32, but the vocabulary ends at 31"),
-    ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 128, not 0"),
+    ("sdar", {"block_size": 0}, "no valid model: block must be at least 1, not 0"),
     ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
     ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
     ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
@@ -273,7 +295,7 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
     for option, value, message in (
         ("--mask", "32", "must be an id of the vocabulary of 32, not 32"),
         ("--mask", "-1", "must be an id of the vocabulary of 32, not -1"),
-        ("--block", "129", "no valid model: block must be between 1 and max_length 128, not 129"),
+        ("--block", "129", "no valid model: --block must be between 1 and max_length 128, not 129"),
     ):
         assert message in fails(capsys, "import", source, option, value)
     edit(source / CONFIG, model_type="qwen3")

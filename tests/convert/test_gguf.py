@@ -60,7 +60,13 @@ LLAMA3 = RopeScaling(kind="llama3", factor=32.0, original=8192, low_freq_factor=
 LLAMA3_1 = {"rope_base": 5e5, "rope_scaling": LLAMA3, "max_length": 16_384}
 BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
 YARN = RopeScaling(kind="yarn", factor=4.0, original=32, beta_fast=16.0)
-KEYS_OF_YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_beta_fast": 16.0}
+KEYS_OF_YARN = {
+    "attn_factor": 1.0,
+    "type": "yarn",
+    "factor": 4.0,
+    "original_context_length": 32,
+    "yarn_beta_fast": 16.0,
+}
 MODELS = {
     "llama": {},
     "llama tied": {"tie_embeddings": True},
@@ -115,6 +121,7 @@ REFUSED = [
     ({"llama.expert_count": 8}, r"llama\.expert_count = 8 in the metadata of .*gguf is not supported"),
     ({"llama.rope.dimension_count": 2}, r"llama\.rope\.dimension_count = 2 in the metadata"),
     ({"llama.attention.sliding_window": 4}, r"llama\.attention\.sliding_window = 4"),
+    ({"llama.rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor = 2\.0"),
     ({"llama.block_count": 10**9}, "asks for 1000000000 layers, but"),
     ({"llama.block_count": 1}, r"tensor blk\.1\.\S+ in .* is unknown: the metadata of"),
     ({"llama.rope.scaling.type": "longrope"}, "longrope"),
@@ -190,6 +197,32 @@ def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
         assert model.tokenizer.encode(text) == ids
         for skip in (True, False):
             assert model.tokenizer.decode(ids, skip_special=skip) == own.decode(ids, skip_special=skip)
+
+
+WORDS = {
+    "tokens": [*"abcdef"],
+    "token_type": [1] * 6,
+    "scores": [0.0] * 6,
+    "merges": ["a b"],
+    "pre": "default",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "field"), [("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")]
+)
+def test_fields_of_a_tokenizer_that_are_not_there(model, field, tmp_path):
+    llama, others = make_model("llama"), {name: value for name, value in WORDS.items() if name != field}
+    values = metadata(llama, "llama", model=model, **others)
+    written(tmp_path / "a.gguf", values, load_file(exported(llama, tmp_path) / WEIGHTS))
+    with pytest.raises(ConvertError, match=rf"a\.gguf lacks the field tokenizer\.ggml\.{field}"):
+        read(tmp_path / "a.gguf")
+    assert read(tmp_path / "a.gguf", words=False).tokenizer is None
+
+
+def test_scores_are_numbers(tmp_path):
+    with pytest.raises(ConvertError, match=r"scores of .* NaN"):
+        with_words(tmp_path, "llama", "abcdef", [1] * 6, scores=[float("nan")] * 6)
 
 
 @pytest.mark.parametrize("rule", [{"pre": "poro-chat"}, {}])

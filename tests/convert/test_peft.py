@@ -12,6 +12,7 @@ import pytest
 from exports import edit, exported, make_model
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
+from torch_writer import tensor, write_checkpoint
 
 import paradec_jax as pd
 from paradec_jax.cli import main
@@ -101,10 +102,21 @@ def test_training_begins_where_the_model_is(tmp_path):
 
 
 PATTERNS = {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}
+EVERY = r"^model\.layers\.0\.mlp\.up_proj$|q_proj|k_proj|v_proj|o_proj|gate_proj|mlp\.up_proj|down_proj"
 SCALES = [  # fields, and the factor of a change's size
+    ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, 1.0),
+    ({"alpha_pattern": dict(reversed(PATTERNS.items()))}, 1 / RANK),
     ({"use_rslora": True}, RANK**0.5),
     ({"alpha_pattern": PATTERNS}, 5.0),
-    ({"r": 8, "rank_pattern": {"[a-z]+_proj": RANK}, "lora_dropout": 0.1, "use_dora": False}, 1.0),
+    (
+        {
+            "r": 8,
+            "rank_pattern": {EVERY: RANK},
+            "lora_dropout": 0.1,
+            "use_dora": False,
+        },
+        1.0,
+    ),
 ]
 REFUSED = [
     ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
@@ -114,6 +126,11 @@ REFUSED = [
     ({"peft_type": "LOHA"}, "field peft_type"),
     ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
     ({"r": 4}, r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)"),
+    ({"rank_pattern": {"(x+)+y": 4}}, "field rank_pattern of .* must hold ends of names"),
+    ({"alpha_pattern": [1]}, "field alpha_pattern"),
+    ({"alpha_pattern": {"q_proj": "4"}}, "field lora_alpha"),
+    ({"lora_alpha": float("nan")}, "NaN is no finite number"),
+    ({"lora_alpha": 1e300}, r"not 1e\+300"),
     ({"lora_alpha": None}, "field lora_alpha of adapter_config.json must be a number above 0, not None"),
 ]
 
@@ -146,10 +163,37 @@ def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
     for now, message in (
         (others | {name: tensors[name] * np.nan}, "NaN"),
         (others, r"lora_B\.weight is missing"),
+        ({}, "holds no tensor of an adapter"),
+        ({key: array * np.float32(1e30) for key, array in tensors.items()}, "NaN or infinite"),
+        (others | {name: tensors[name].astype(np.int32)}, "is I32, but weights must be"),
     ):
         save_file(now, path)
         with pytest.raises(StoreError, match=message):
             pd.load(tmp_path / "model", adapter=path.parent)
+
+
+def test_a_line_where_modules_have_no_tensors(tmp_path, capsys):
+    model = make_model("llama")
+    folder = written(model, tmp_path, {"layer_1": model.params["layer_1"]})
+    edit(folder / CONFIG, target_modules=["q_proj", "up_proj"])
+    capsys.readouterr()
+    pd.load(tmp_path / "model", adapter=folder)
+    line = "names 2 modules of which it holds no tensors, such as model.layers.0.self_attn.q_proj"
+    assert line in capsys.readouterr().err
+
+
+def test_other_forms_of_an_adapter(tmp_path, capsys):
+    folder = written(make_model("llama"), tmp_path)
+    before = peft.read(folder, make_model("llama").config)
+    tree = {name: tensor(array) for name, array in load_file(folder / WEIGHTS).items()}
+    (folder / WEIGHTS).unlink()
+    write_checkpoint(folder / "adapter_model.bin", tree)
+    same = jax.tree.map(np.array_equal, before, peft.read(folder, make_model("llama").config))
+    assert all(jax.tree.leaves(same))
+    for command in (["generate", "Hi", "--model"], ["import"], ["export"]):
+        more = [str(tmp_path / "out")] * (command[0] != "generate")
+        assert main([*command, str(folder), *more]) == 1
+        assert "holds an adapter; name its base model" in capsys.readouterr().err
 
 
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "peft"))

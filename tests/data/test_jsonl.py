@@ -100,6 +100,19 @@ def test_long_lines_are_dropped_or_cut_and_all_tokenised_once(tmp_path, monkeypa
         read(tmp_path, *lines[:2], length=6)
 
 
+@pytest.mark.parametrize("file", ["ids", "counted", "starts.npy", "about.json"])
+@pytest.mark.parametrize("damage", [lambda x: x[:-1] + bytes([x[-1] ^ 1]), lambda x: x[:4], None])
+def test_damaged_arrays_are_made_again(file, damage, tmp_path, capsys):
+    before = shown(read(tmp_path, PAIR, TALK, template=PREFIXES))
+    (path,) = tmp_path.glob(f"kept/*/{file}")
+    content = path.read_bytes()
+    path.write_bytes(damage(content)) if damage else path.unlink()
+    assert shown(read(tmp_path, template=PREFIXES)) == before and path.read_bytes() == content
+    assert f"{path.parent} is not as it was written" in capsys.readouterr().out
+    read(tmp_path, template=PREFIXES)
+    assert not capsys.readouterr().out
+
+
 @pytest.fixture
 def examples(tmp_path):
     rng = np.random.default_rng(0)

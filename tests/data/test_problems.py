@@ -52,15 +52,25 @@ def test_files(tmp_path):
     path, drawn = tmp_path / "problems.jsonl", word_problems(5, seed=3)
     write_problems(path, [*drawn, Problem("one\u2028two\x85", "a\u2028b\n#### 1")])
     assert read_problems(path) == [*drawn, Problem("one\u2028two\x85", "a\u2028b\n#### 1")]
-    line = json.dumps({"prompt": "one\u2028two", "answer": "a\n#### 1", "other": 2}, ensure_ascii=False)
+    line = json.dumps({"prompt": "one\u2028two", "answer": "a\n#### 1", "steps": 2}, ensure_ascii=False)
     path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
-    assert read_problems(path) == [Problem("one\u2028two", "a\n#### 1")] * 2
+    assert read_problems(path) == [Problem("one\u2028two", "a\n#### 1", 2)] * 2
     asked = [{"role": "user", "content": "a"}]
     turns = {"messages": [*asked, {"role": "assistant", "content": "b"}]}
-    lines = {"prompt": "a"}, {"prompt": "a", "response": "b"}, turns, {"messages": asked}
-    for line, problem in zip(lines, (("a",), ("a", "b"), (asked, "b"), (asked,)), strict=True):
+    tools = {"messages": asked, "tools": [1]}
+    human = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    pairs = [
+        ({"prompt": "a"}, ("a",)),
+        ({"prompt": "a", "completion": "b"}, ("a", "b")),
+        (turns, (asked, "b")),
+    ]
+    pairs += [({"messages": asked}, (asked,)), (tools, (tools,)), (human, (asked, "b"))]
+    for line, problem in pairs:
         path.write_text(json.dumps(line))
         assert read_problems(path) == [Problem(*problem)]
+    path.write_text(json.dumps({"id": 1, "prompt": "?", **turns}))
+    with pytest.warns(UserWarning, match=r"the fields \['id', 'prompt'\] are passed over"):
+        assert read_problems(path) == [Problem(asked, "b")]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +78,12 @@ def test_files(tmp_path):
     [
         ("{", "is not JSON"),
         ("[]", "not an object"),
-        ('{"prompt": 1}', 'lacks "prompt"'),
-        ('{"prompt": "a", "response": 1}', 'lacks "response"'),
+        ('{"prompt": 1}', "prompt must be a list of objects .* or a string, .* not 1"),
+        ('{"prompt": "a", "response": 1}', "or a string, as its answer, not 'a' and 1"),
+        ('{"text": "a"}', '"text" must begin with a question'),
         ('{"prompt": "a"}', "has a prompt without an answer, and the first line has a prompt and an answer"),
         ('{"prompt": "a", "answer": "#### b"}', "the answer lacks the number after"),
-        ('{"messages": ["a"]}', '"messages" must be a list'),
+        ('{"messages": ["a"]}', "messages must be a list"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "must begin with a question"),
         ('{"prompt": "a", "answer": "b", "steps": "2"}', "must be a whole number"),
     ],

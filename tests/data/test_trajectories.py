@@ -1,6 +1,7 @@
 """Stored trajectories: round trips, stopped writers, damaged folders; noisy iterates; batches of pairs."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ def test_round_trip(folder):
     assert stored.block_counts.tolist() == [len(generation(i).iterates) for i in range(10)]
 
 
-@pytest.mark.parametrize("moment", ["numpy.save", "pathlib.Path.rename"])
+@pytest.mark.parametrize("moment", ["numpy.save", "os.replace"])
 def test_a_stopped_writer_leaves_whole_shards(folder, monkeypatch, moment):
     """Stopped while a shard is written, or before it gets its name."""
 
@@ -83,9 +84,14 @@ def damage(folder, how: str) -> None:
     data = bytearray(shard.read_bytes())
     if how == "cut":
         shard.write_bytes(data[:-8])
-    elif how == "counts":
-        data[data.index(generation(4).iterates[0].tobytes()) - 4 * len(generation(4).prompt) - 4] += 1
+    elif how in ("header", "counts", "digest"):
+        place = data.index(generation(4).iterates[0].tobytes()) - 4 * len(generation(4).prompt) - 4
+        data[{"header": data.index(b"i4"), "counts": place, "digest": -1}[how]] ^= 1
         shard.write_bytes(data)
+    elif how == "swapped":
+        shutil.copy(folder / "shard-00000.npy", shard)
+    elif how == "lacking":
+        shard.unlink()
     elif how == "version":
         index["format_version"] = 9
     (folder / "index.json").write_text("{" if how == "json" else json.dumps(index))
@@ -97,8 +103,12 @@ def damage(folder, how: str) -> None:
     ("how", "message"),
     [
         ("cut", "shard-00001.npy cannot be read"),
+        ("header", "shard-00001.npy"),
         ("counts", "shard-00001.npy is damaged"),
-        ("version", "format version 9; this program reads 4"),
+        ("digest", "shard-00001.npy is damaged"),
+        ("swapped", "shard-00001.npy is damaged, or of another run"),
+        ("lacking", "lacks shard-00001.npy"),
+        ("version", "format version 9; this program reads 5"),
         ("json", "index.json is not valid JSON"),
         ("missing", r"holds no trajectories: it has no index\.json"),
     ],

@@ -31,7 +31,7 @@ def deciding(rule: str, vocab: int = 11, **options: Any) -> Any:
 
 def chosen(decoder, logits, masked, at, step, keys, knobs):
     """What rows with these keys choose."""
-    request = decode.make_request(np.zeros((len(step), 1)), max_new_tokens=1, keys=keys)
+    request = decode.make_request(np.zeros((len(step), 1), int), max_new_tokens=1, keys=keys)
     return decoder.choose(logits, masked, at, step, begin(request, 2, 0), knobs)
 
 
@@ -127,7 +127,7 @@ def texts(draws: int, network: JointBlocks = JOINT, given: int = 0, **options: A
     spec = dataclasses.replace(OWN, alignment=network.alignment)
     decoder = decode.BlockDenoising(network, 4, spec, **options)
     keys = jax.random.split(jax.random.key(11), draws)
-    request = decode.make_request(np.zeros((draws, given)), max_new_tokens=4 - given, keys=keys)
+    request = decode.make_request(np.zeros((draws, given), int), max_new_tokens=4 - given, keys=keys)
     return np.asarray(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, **knobs)).tokens)
 
 

@@ -1,12 +1,15 @@
 """Requests: what is prescribed, where the holes are, and what is refused before anything is compiled."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from stubs import StubCausal
 
-from paradec_jax.decode import AutoRegressive, RecordedDraws, make_request
+from paradec_jax.decode import AutoRegressive, RecordedDraws, make_request, rollout, run, serve, stream, trace
+from paradec_jax.generate import row_keys
 
 
 def test_lists_are_padded_on_the_right():
@@ -21,10 +24,10 @@ def test_holes_are_kept_and_their_absence_is_none():
     holes = make_request([[3, 0, 4], [1, 5]], given=[[True, False, True], [True, True]], max_new_tokens=1)
     assert holes.given.tolist() == [[True, False, True], [True, True, False]]
     whole = np.ones((2, 3), bool)
-    assert make_request(np.ones((2, 3)), given=whole, max_new_tokens=1).given is None
+    assert make_request(np.ones((2, 3), int), given=whole, max_new_tokens=1).given is None
     # What is not given after a row's length is no hole: nothing is prescribed there.
     whole[0, 2] = False
-    assert make_request(np.ones((2, 3)), [2, 3], given=whole, max_new_tokens=1).given is None
+    assert make_request(np.ones((2, 3), int), [2, 3], given=whole, max_new_tokens=1).given is None
 
 
 def test_a_budget_of_nothing_needs_a_hole():
@@ -40,8 +43,8 @@ def test_a_budget_of_nothing_needs_a_hole():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": np.zeros((0, 3))}, "tokens must be .* with at least one row"),
-        ({"tokens": np.zeros(3)}, "tokens must be .* not of shape"),
+        ({"tokens": np.zeros((0, 3), int)}, "tokens must be .* with at least one row"),
+        ({"tokens": np.zeros(3, int)}, "tokens must be .* not of shape"),
         ({"lengths": [4, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
         ({"lengths": [-1, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
         ({"lengths": [1]}, "lengths must be 2 numbers from 0 to 3, not"),
@@ -50,7 +53,7 @@ def test_a_budget_of_nothing_needs_a_hole():
 )
 def test_what_fits_nothing_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        make_request(**{"tokens": np.zeros((2, 3)), "max_new_tokens": 1} | arguments)
+        make_request(**{"tokens": np.zeros((2, 3), int), "max_new_tokens": 1} | arguments)
 
 
 @pytest.mark.parametrize("value", [2.0, "8", True, 2**40, 2**70, None, [1, [2]], [1.5]])
@@ -78,6 +81,46 @@ def test_a_budget_of_all_numbers_is_the_room():
     decoder = AutoRegressive(StubCausal(), 8)
     request = make_request([[3, 1]], max_new_tokens=2**31 - 1)
     assert decoder.begin(request, 1).limit.tolist() == [8]
+
+
+NO_IDS = """None 3 'ab' [None] [3,1] [[3],1] ['ab'] [[1,2.5]] [[1,True]] [[1.,2.]] [[2**31]] [[-7,1]] [] [[np.nan]]
+np.ones((1,2)) jnp.ones((1,2)) np.ones((1,2),bool) np.asarray([[2**40]]) [np.ones((1,2),int)]"""
+
+
+@pytest.mark.parametrize("text", NO_IDS.split())
+def test_token_ids_are_whole_numbers(text):
+    with pytest.raises(ValueError, match=r"^tokens "):
+        make_request(eval(text), max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": [[3, 1], [1, 11]]}, "token 1 of row 1 must be an id below 11, not 11"),
+        ({"stop": (7, 11)}, "stop token 1 of row 0 must be an id below 11, not 11"),
+    ],
+)
+def test_token_ids_are_of_the_vocabulary(change, message):
+    request = make_request(**{"tokens": [[3, 1]], "max_new_tokens": 2} | change)
+    drivers = run, serve, partial(trace, n=2), partial(rollout, n=2), lambda *given: next(stream(*given))
+    for drive in drivers:
+        with pytest.raises(ValueError, match=message):
+            drive(AutoRegressive(StubCausal(), 8), None, request)
+
+
+def test_what_stands_beyond_a_prompt_and_traced_ids_are_passed_over():
+    decoder = AutoRegressive(StubCausal(), 8)
+    decoder.check(make_request([[3, 99]], [1], max_new_tokens=2, stop=(-1,)))
+    jax.eval_shape(decoder.check, make_request([[99]], max_new_tokens=2))
+
+
+@pytest.mark.parametrize("seed", [2**32 + 1, -(2**31) - 1, -(2**63)])
+def test_a_seed_of_64_bits_draws_unlike_its_lower_word(seed):
+    def data(seed):
+        keys = make_request([[1]], max_new_tokens=1, seed=seed).keys, row_keys([[1]], seed)
+        return jax.random.key_data(jnp.stack(keys)).tolist()
+
+    assert len({str(data(of)) for of in (seed, seed % 2**32, seed ^ (1 << 40))}) == 3
 
 
 def test_some_rows_of_a_request():

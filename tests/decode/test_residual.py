@@ -10,6 +10,7 @@ import stubs
 from marks import slow
 from plain_canvas import residual_count
 
+from experiments.decoders.residual_veto import ResidualVeto
 from experiments.replicas import ReleasedVeto
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -168,11 +169,11 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     knobs, budgets = {"threshold": 0.3}, (13, 3, 14)
     assert [(len(prompt) + new) % 4 for prompt, new in zip(stubs.PROMPTS, budgets, strict=True)] == [0, 0, 0]
     plain = base("dynamic", budgets, **knobs)
-    trusting = run(decode.ResidualVeto, "zero", knobs, budgets, judge=judge)
+    trusting = run(ResidualVeto, "zero", knobs, budgets, judge=judge)
     assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts
     assert trusting.network_calls.tolist() == plain.network_calls.tolist()
     asked = knobs | ({"delta": 0.5} if judge == "change" else {})
-    doubting = run(decode.ResidualVeto, LIAR, asked, budgets, judge=judge)
+    doubting = run(ResidualVeto, LIAR, asked, budgets, judge=judge)
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
     assert doubting.network_calls.tolist() == base("static", budgets).network_calls.tolist() == list(budgets)
     assert (np.asarray(doubting.network_calls) > np.asarray(plain.network_calls)).any()
@@ -182,7 +183,7 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
 @JUDGES
 def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
     knobs = {"threshold": 0.999, "steps": 2}
-    plain, trusting = base("dynamic", **knobs), run(decode.ResidualVeto, "zero", knobs, judge=judge)
+    plain, trusting = base("dynamic", **knobs), run(ResidualVeto, "zero", knobs, judge=judge)
     assert trusting.completions() == plain.completions()
     assert trusting.network_calls.tolist() == plain.network_calls.tolist()
     assert (plain.network_calls < base("static").network_calls).all()
@@ -191,7 +192,7 @@ def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
 def test_a_liar_takes_back_nothing_that_a_schedule_adds():
     """None passes the threshold, so what two steps reveal was never sure, and nobody is asked."""
     knobs = {"threshold": 0.999, "steps": 2}
-    plain, doubting = base("dynamic", **knobs), run(decode.ResidualVeto, LIAR, knobs, judge="confidence")
+    plain, doubting = base("dynamic", **knobs), run(ResidualVeto, LIAR, knobs, judge="confidence")
     assert doubting.completions() == plain.completions()
     assert doubting.network_calls.tolist() == plain.network_calls.tolist()
 
@@ -199,8 +200,8 @@ def test_a_liar_takes_back_nothing_that_a_schedule_adds():
 @pytest.mark.slow
 def test_a_head_that_agrees_vetoes_nothing():
     knobs = {"threshold": 0.3}
-    right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")
+    right = run(ResidualVeto, RIGHT, knobs, judge="change")
     assert right.network_calls.tolist() == base("dynamic", **knobs).network_calls.tolist()
-    alone = run(decode.ResidualVeto, RIGHT, knobs, judge="change", fuse_store=False, fuse_prompt=False)
+    alone = run(ResidualVeto, RIGHT, knobs, judge="change", fuse_store=False, fuse_prompt=False)
     blind = run(ReleasedVeto, RIGHT, knobs, judge="change")
     assert blind.network_calls.sum() > alone.network_calls.sum(), "without its cache it errs"

@@ -17,7 +17,7 @@ from paradec_jax.decode.rules.sampling import filtered_probabilities, gumbel, sa
 def test_draws_follow_the_filtered_distribution():
     draws, vocab = 4_000, 12
     logits = jnp.asarray(np.random.default_rng(0).normal(size=vocab) * 2, jnp.float32)
-    knobs = SamplingKnobs(temperature=jnp.float32(0.8), top_k=jnp.int32(8), top_p=jnp.float32(0.9))
+    knobs = SamplingKnobs(temperature=0.8, top_k=8, top_p=0.9)
     keys = jax.random.split(jax.random.key(3), 4)
     positions = jnp.broadcast_to(jnp.arange(draws // 4), (4, draws // 4))
     drawn = jax.jit(sample)(jnp.broadcast_to(logits, (*positions.shape, vocab)), positions, keys, knobs)
@@ -27,6 +27,19 @@ def test_draws_follow_the_filtered_distribution():
     kept = expected > 0
     chi_squared = np.sum((counts[kept] - expected[kept]) ** 2 / expected[kept])
     assert chi_squared < kept.sum() + 5 * math.sqrt(2 * kept.sum())
+
+
+FOUR, TEN = (0.15, 0.5, 0.05, 0.3), (0.1,) * 10
+
+
+@pytest.mark.parametrize(
+    ("shares", "top_p", "count"),
+    [(FOUR, 0.6, 2), (FOUR, 0.8, 2), (FOUR, 0.81, 3), *((TEN, n / 10, n) for n in range(1, 11))],
+)
+def test_top_p_keeps_the_fewest_tokens_of_that_mass(shares, top_p, count):
+    """As transformers, whatever a sum of float32 is."""
+    knobs = SamplingKnobs(temperature=1.0, top_p=top_p)
+    assert np.sum(filtered_probabilities(jnp.log(jnp.array(shares)), knobs) > 0) == count
 
 
 COLD = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12, 1e-20, 1e-30, 1e-36, 1e-38, 1e-40, 1e-45)
@@ -79,7 +92,7 @@ def test_the_tail_of_the_noise_is_gumbels():
 
 def test_draws_belong_to_position_and_purpose():
     logits = jnp.zeros((1, 6, 50))
-    key, knobs = jax.random.split(jax.random.key(0), 1), SamplingKnobs(temperature=jnp.float32(1.0))
+    key, knobs = jax.random.split(jax.random.key(0), 1), SamplingKnobs(temperature=1.0)
     positions = jnp.arange(6)[None]
     whole = sample(logits, positions, key, knobs)
     np.testing.assert_array_equal(sample(logits[:, 2:5], positions[:, 2:5], key, knobs), whole[:, 2:5])

@@ -36,7 +36,7 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
 @functools.cache
 def loss(relaxation: str, top_p: float = 1.0) -> Any:
     decoder = decode.SoftMasked(
-        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation, top_p_rule="keep"
+        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation
     )
     request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from paradec_jax.disk import folders, tensors
-from paradec_jax.disk.folders import StoreError, staged
+from paradec_jax.disk import tensors
+from paradec_jax.disk.folders import MARKER, StoreError, staged
 from paradec_jax.disk.tensors import Lazy, open_tensors, write_tensors
 
 ARRAYS = {
@@ -94,33 +94,45 @@ class TestFolders:
             with pytest.raises(StoreError, match="another process is writing"), staged(tmp_path / "model"):
                 pass
             (living / "config.json").touch()
-        assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == ["config.json"]
+        assert os.listdir(tmp_path) == ["model"]
+        assert sorted(os.listdir(tmp_path / "model")) == [MARKER, "config.json"]
 
-    def test_a_writer_that_renamed_its_folder_meanwhile(self, tmp_path, monkeypatch):
-        """A second writer opens the folder just before the first one renames it: it must not take the model."""
-        opened = os.open
+    def test_a_second_writer_that_came_unseen_loses(self, tmp_path):
+        """It looked before the first one was marked as a writer."""
+        theirs = tmp_path / "model" / "theirs"
+        with pytest.raises(StoreError, match="exists"), staged(tmp_path / "model"):  # noqa: PT012
+            theirs.parent.mkdir()
+            theirs.touch()
+        assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == ["theirs"]
 
-        def late(path, flags):
-            descriptor = opened(path, flags)
-            os.rename(path, tmp_path / "model")
-            (tmp_path / ".model.paradec-tmp").mkdir()
-            return descriptor
-
-        monkeypatch.setattr(folders.os, "open", late)
-        with pytest.raises(StoreError, match="another process is writing"), staged(tmp_path / "model"):
-            pass
-
-    def test_what_killed_writers_left_goes_with_the_next(self, tmp_path):
-        for name in (".model.paradec-tmp", ".model.paradec-old", "model", ".model.mine"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "config.json").touch()
-        with staged(tmp_path / "model", overwrite=True) as folder:
-            assert not list(folder.iterdir())
-        assert sorted(os.listdir(tmp_path)) == [".model.mine", "model"] and not os.listdir(tmp_path / "model")
-
-    def test_a_model_that_a_killed_writer_put_aside_comes_back(self, tmp_path):
-        (tmp_path / ".model.paradec-old").mkdir()
-        (tmp_path / ".model.paradec-old" / "config.json").touch()
-        with pytest.raises(StoreError, match="exists"), staged(tmp_path / "model"):
+    @pytest.mark.parametrize("aside", [False, True])
+    def test_what_a_killed_writer_left_goes_with_the_next(self, tmp_path, aside):
+        """And a folder that it had put aside comes back first."""
+        with staged(tmp_path / "model", run="mine") as folder:
+            (folder / "config.json").touch()
+        left = tmp_path / ".model.x1"
+        (left / "new").mkdir(parents=True)
+        (left / MARKER).write_text('{"writes": "model"}')
+        if aside:
+            (tmp_path / "model").rename(left / "old")
+        with pytest.raises(StoreError, match="exists; remove it"), staged(tmp_path / "model"):
             pass
         assert os.listdir(tmp_path) == ["model"]
+        with staged(tmp_path / "model", overwrite=True, run="mine"):
+            pass
+        assert os.listdir(tmp_path / "model") == [MARKER]
+
+    @pytest.mark.parametrize("how", ["of another folder", "a file more", "a link"])
+    def test_what_looks_like_a_left_folder_stays(self, tmp_path, how):
+        left = tmp_path / ".model.x1"
+        place = tmp_path / "elsewhere" if how == "a link" else left
+        (place / "new").mkdir(parents=True)
+        (place / "new" / "thesis.txt").touch()
+        if how == "a link":
+            left.symlink_to(place)
+        (left / MARKER).write_text(f'{{"writes": "model{"2" * (how == "of another folder")}"}}')
+        if how == "a file more":
+            (left / "thesis.txt").touch()
+        with staged(tmp_path / "model"):
+            pass
+        assert (left / "new" / "thesis.txt").exists()

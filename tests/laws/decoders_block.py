@@ -12,6 +12,7 @@ from stubs import StubDenoiser, StubHead
 
 from experiments import replicas
 from experiments.decoders.elastic import ElasticDenoising
+from experiments.decoders.residual_veto import ResidualVeto
 from paradec_jax import decode
 
 SURE = {"threshold": 2.0}  # that nothing reaches, so that a step reveals one token
@@ -95,9 +96,7 @@ BLOCKS = {
     "residual-speculative-random": head_row(
         decode.ResidualSpeculative, 4, None, {"threshold": 0.4}, says="random", rule="dynamic"
     ),
-    "residual-veto": head_row(
-        decode.ResidualVeto, 4, None, {"threshold": 0.5}, judge="confidence", log_probs=True
-    ),
+    "residual-veto": head_row(ResidualVeto, 4, None, {"threshold": 0.5}, judge="confidence", log_probs=True),
     # Released programs
     "released-denoising": dataclasses.replace(
         block_row(replicas.ReleasedDenoising, 2, None, SURE, first=(1, 0), program="jetengine"), overruns=True

@@ -197,12 +197,13 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "penalty"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.8)])
 @over(CAUSAL)
-def test_drafts_of_any_origin_are_static_decoding(name, temperature):
+def test_drafts_of_any_origin_are_static_decoding(name, temperature, penalty):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
     kind, options = CAUSAL[name]
-    stub, size, knobs = StubCausal(**REPEATING, sharpness=4.0), 45, kind.Knobs(temperature=temperature)
+    knobs = kind.Knobs(temperature, repetition_penalty=penalty)
+    stub, size = StubCausal(**REPEATING, sharpness=4.0), 45
     request = tiny_request(40, seed=1)
     static = decode.run(decode.AutoRegressive(stub, size), None, request, knobs).completions()
     drafted = decode.run(kind(stub, size, **options), None, request, knobs)

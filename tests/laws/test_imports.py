@@ -130,7 +130,7 @@ OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
         set(),
         {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "template", "tokenizer"},
     ),
-    "experiments/replicas": ({"replicas"}, {"config", "decode", "losses", "nn", "noise"}),
+    "experiments/replicas": ({"decoders", "replicas"}, {"config", "decode", "losses", "nn", "noise"}),
     "experiments/decoders": ({"decoders"}, None),
     "experiments/common": ({"common", "tasks"}, None),
 }

@@ -15,6 +15,7 @@ from stubs import StubCausal, StubDenoiser, StubHead, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from experiments import replicas
+from experiments.decoders import residual_veto
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.causal import lookahead
@@ -69,8 +70,8 @@ REFUSED = {
     ),
     "rollout(ROWS['wavefront'].decoder(), None, tiny_request(2), n=4, segment=3)": "segment",
     "serve(AutoRegressive(), None, tiny_request(2))": "call bind",
-    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), rows=0)": "rows and every must be at least 1",
-    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), every=0)": "rows and every must be at least 1",
+    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), rows=0)": "rows must be at least 1, not 0",
+    "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), every=0)": "every must be at least 1, not 0",
     # Recurrent decoders
     "Adaptive(criterion='mood')": "criterion must be one of",
     "SelfSpeculative(lookahead=0)": "lookahead",
@@ -101,7 +102,11 @@ REFUSED = {
         r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]"
     ),
     "Jacobi(block=1)": "block must be at least 2, not 1",
-    "Jacobi(pool=-1)": "candidates .* must be at least 1, 2 with a pool, not 0",
+    "Jacobi(block=8.5)": "block must be a whole number, not 8.5",
+    "Lookahead(guesses='x')": "guesses must be a whole number, not 'x'",
+    "Jacobi(CAUSAL, 65, block=65)": "block must be at most 64, not 65",
+    "run(AutoRegressive(CAUSAL, 64.5))": "size must be a whole number, not 64.5",
+    "Jacobi(pool=-1)": "pool must be at least 0, not -1",
     "Jacobi(pool=2, candidates=1)": "2 with a pool, not 1",
     "Jacobi(blocks=0)": "blocks must be at least 1, not 0",
     "Jacobi(running=True, blocks=2)": "a running window has no blocks",
@@ -130,7 +135,7 @@ REFUSED = {
     "Masked().bind(tiny_blocks(), 16, OWN)": "networks of visibility 'full', but this one's is 'block'",
     "SoftMasked(relaxation='mood')": "relaxation must be one of straight_through, soft",
     "Strided(width=0)": "width must be at least 1, not 0",
-    "Strided(CANVAS, 80, width=65)": "width must be .* the 64 positions .*, not 65",
+    "Strided(CANVAS, 80, width=65)": "width must be at most 64, not 65",
     "Strided(width=8, stride=9)": "stride must be from 1 to the width 8, not 9",
     "run(Masked(CANVAS, SIZE, OWN), steps=0)": "steps must be at least 1, not 0",
     "run(Masked(CANVAS, SIZE, OWN), grid=np.array([1.0, 0.5, 0.5]))": (
@@ -227,7 +232,7 @@ def headed(head: Any, kind: type = decode.Residual, **options: Any) -> Any:
 
 
 NAMES = {"np": np, "jnp": jnp}
-for module in (stubs, house_decoders, knobs, lookahead, replicas, decode):
+for module in (stubs, house_decoders, knobs, lookahead, replicas, residual_veto, decode):
     NAMES |= {name: value for name, value in vars(module).items() if name[0] != "_"}
 
 

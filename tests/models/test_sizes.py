@@ -92,7 +92,7 @@ CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sd
         ("causal", {"width": 18}, "width 18 does not split into 4 heads"),
         ("causal", {"head_channels": 5}, "even number of channels, not 5"),
         ("causal", {"remat": "iteration"}, "remat must be one of none, .*, offload, not 'iteration'"),
-        ("sdar", {"block": 0}, "block must be between 1 and max_length 128, not 0"),
+        ("sdar", {"block": 0}, "block must be at least 1, not 0"),
         ("sdar", {"block": 129}, "block must be between 1 and max_length 128, not 129"),
         ("mdlm", {"vocab_size": 1}, "vocab_size must be at least 2, the mask and a token, not 1"),
         ("mdlm", {"heads": 3}, "width 16 does not split into 3 heads"),

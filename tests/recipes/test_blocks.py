@@ -47,14 +47,21 @@ def test_a_model_of_blocks_goes_on(source, tmp_path, capsys):
 REFUSED = [
     (("--mask", "a"), "mask must be a token that neither"),
     (("--mask", 9999), "mask must be a token that neither"),
-    (("--lora", 2), "look_back adds a layer"),
-    (("--blocks", 0), "blocks must be numbers of at least 1"),
+    (("--lora", 2), "--look-back adds a layer"),
+    (("--blocks", 0), "--blocks must be at least 1, not 0"),
 ]
 
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_refusals(source, options, reason, tmp_path, capsys):
     assert refused(source, tmp_path, *options, objective="blocks") and reason in capsys.readouterr().err
+
+
+def test_a_mask_that_the_chat_template_writes_is_refused(source, tmp_path, capsys):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    options = ("--data", tmp_path / "data.jsonl", "--mask", "<s>")
+    assert refused(source, tmp_path / "run", *options, objective="blocks")
+    assert "nor its chat template nor the data use, not <s>" in capsys.readouterr().err
 
 
 def test_a_layer_below_adds_nothing():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from stubs.tiny import drawn
 import paradec_jax as pd
 from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.data.trajectories import Trajectories
+from paradec_jax.evaluate.cases import Prompts
 from paradec_jax.families import init_params
 from paradec_jax.objective import Objective, weighted
-from paradec_jax.recipes import jacobi
+from paradec_jax.recipes import answers, jacobi
 from paradec_jax.recipes.run import Run, train
+from paradec_jax.timing import Case
 from paradec_jax.train.checkpoint import hold
 
 JACOBI = jacobi.Jacobi(block=(4, 4), new_tokens=8, rows=4, rehearse=0.5)
@@ -65,6 +68,23 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
     *_, last = map(json.loads, (run.out / "metrics.jsonl").read_text().splitlines())
     assert last["after"]["nats a token"] < last["before"]["nats a token"]
     assert last["after"]["equal to one by one, running window 4"] == 1
+
+
+def test_lines_say_how_far_the_answers_are_and_what_memory_they_take(monkeypatch, capsys):
+    clock, at = iter([0, 0, 20, 40, 40, *[41] * 9]), np.arange(9)
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(answers, "planned_bytes", lambda case, request: 6_000 * request.batch)
+    keys = jax.random.split(jax.random.key(0), 9)
+    asked = "x", Case(None, None), Prompts(at[:, None], at * 0 + 1, keys, 4), at, 4
+    *_, (batch, request) = answers.batches(*asked)
+    assert (len(batch), request.batch) == (1, 4)
+    out = capsys.readouterr().out
+    assert (
+        out.count("x: 4 rows together, of 4 asked, take 2.4e-05 of ") == 2
+        and "8 of 9 prompts are done" in out
+    )
+    monkeypatch.setattr(answers.os, "sysconf", lambda name: 120)
+    assert len([*answers.batches(*asked)]) == 5 and "x: 2 rows together, of 4" in capsys.readouterr().out
 
 
 def test_rehearsal_adds_its_loss():

@@ -16,6 +16,7 @@ DIRECT = ("--init", "zero_gain", "--direct", "--packed", "--layers", 0.5)
 def test_a_head_lies_beside_the_same_network(source, options, tmp_path):
     last = ran(source, tmp_path, *options, updates=3, objective="head")
     start, made = pd.load(source / "sdar"), pd.load(tmp_path / "model")
+    assert made.decoder == f"residual --head-steps 2 --mix {'none' if options else 'sum'}"
     assert made.head.config.layers == 1 and made.head.config.param_dtype == "bfloat16"
     jax.tree.map(np.testing.assert_array_equal, dict(made.params), dict(start.params))
     assert np.asarray(made.head.params["final_norm"]).any()

@@ -15,7 +15,7 @@ def test_the_mean_of_the_draws_grows(source, tmp_path, monkeypatch):
     options = ("--mean", 3, "--growth", 0.25, 0.75, "--backprop-depth", 1, "--draw", "exponential")
     assert main(words(source, tmp_path, *options, objective="recurrent", updates=8)) == 0
     assert [float(means[0](step)) for step in (0, 2, 4, 6, 8)] == [1, 1, 2, 3, 3]
-    assert pd.load(tmp_path / "model").family == "recurrent_depth"
+    assert pd.load(tmp_path / "model").decoder == "autoregressive --recurrence 3"
 
 
 @pytest.mark.slow

@@ -59,9 +59,10 @@ def test_upper_layers_packed_rows_and_an_average(source, whole, tmp_path):
 
 REFUSED = [
     (("--model", "tiny-sdar"), "sft trains models of family causal, and tiny-sdar is of block_diffusion"),
+    (("--accumulate", 1000000), "--accumulate must be at most "),
     (("--length", 65), "length must be from 2 to the 64 positions of the model, not 65"),
-    (("--layers", 1.5), "layers must be from 0 to 1, not 1.5"),
-    (("--epochs", -1), "epochs must be from 0 to inf, not -1.0"),
+    (("--layers", 1.5), "--layers must be at most 1, not 1.5"),
+    (("--epochs", -1), "--epochs must be at least 0, not -1.0"),
     (("--base", "none"), "--base wants --blend below 1, and no --lora"),
     (("--base", "tiny-jacobi", "--blend", 0.5), "base must be a model of one shape with"),
     (("--data", "none.jsonl"), "there is no file none.jsonl"),
@@ -83,13 +84,20 @@ ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0, "--data", "PROMPTS")
 
 
 @pytest.mark.parametrize("options", [ADAPTED, pytest.param(FROZEN, marks=pytest.mark.slow)])
-def test_jacobi_from_messages(source, tmp_path, options):
+def test_jacobi_from_messages(source, tmp_path, options, capsys):
     """In bfloat16, with an average, from prompts alone; and in two rounds."""
     options = [source / "prompts.jsonl" if word == "PROMPTS" else word for word in options]
     more = ("--held-out", source / "data.jsonl", "--precision", "bfloat16", "--ema", 0.9, *options)
     assert main(words(source, tmp_path, *more, objective="jacobi", updates=2)) == 0
     *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert last["examples"] == 50 and last["after"]["nats a token"] != last["before"]["nats a token"]
+    out = capsys.readouterr().out
+    assert "round 0: 4 rows together, of 4 asked, take " in out and " GB at most, 0 of " in out
+    assert out.count("held out, Jacobi: ") == 4
+    assert (
+        pd.load(tmp_path / "model").decoder
+        == f"jacobi --block {8 if options[0] == '--layers' else 4} --running"
+    )
     before, after = (pd.load(folder).params for folder in (source / "llama", tmp_path / "model"))
     changed = ~np.asarray(jax.tree.leaves(jax.tree.map(np.array_equal, dict(before), dict(after))))
     assert changed.any() and not changed.all() and (tmp_path / "adapter").exists() == ("--lora" in options)

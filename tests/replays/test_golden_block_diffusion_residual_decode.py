@@ -12,6 +12,7 @@ import pytest
 from marks import over
 from recorded_block_diffusion import arrays, assert_close, cases, head, model
 
+from experiments.decoders.residual_veto import ResidualVeto
 from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
 from paradec_jax import decode
 
@@ -293,7 +294,7 @@ def test_veto(name):
     judge = "change" if case["mode"] == "remask" else "confidence"
     knobs = {"threshold": case["tau"], **({"delta": case["delta"]} if "delta" in case else {})}
     if case["mrp_prefix_kv"]:
-        decoder: Any = decode.ResidualVeto(judge=judge, fuse_store=False, fuse_prompt=False)
+        decoder: Any = ResidualVeto(judge=judge, fuse_store=False, fuse_prompt=False)
     else:
         decoder = ReleasedVeto(judge=judge)
     result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
@@ -316,7 +317,7 @@ def test_veto(name):
     assert asked.any() and len(at) == case["target_denoise"]
     np.testing.assert_array_equal(asked, found(name, "proposed").sum(axis=1) > 1)
     if case["mrp_prefix_kv"]:
-        fused, _ = replayed(name, decode.ResidualVeto(judge=judge), **knobs)
+        fused, _ = replayed(name, ResidualVeto(judge=judge), **knobs)
         np.testing.assert_array_equal(fused.tokens[0, :whole], found(name, "tokens"))
         assert fused.counts["network_calls"][0] == case["target_denoise"]
 

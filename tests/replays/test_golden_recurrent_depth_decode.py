@@ -19,7 +19,8 @@ def decoder_of(kind: type, case: dict, **options):
     """A decoder and its request; cases that differ in traced values alone share its program."""
     net = network(case.get("cache_lookup_strategy", "full"), case["num_steps"])
     size = min(net.max_length, len(pools()["state_pool"]))
-    return kind(net, size, continuous=case.get("continuous_compute", False), **options)
+    continuous = case.get("continuous_compute", False)
+    return kind(net, size, continuous=continuous, top_p_rule="drop", **options)
 
 
 def request_of(case: dict, extra: int = 0) -> decode.Request:
@@ -113,5 +114,5 @@ def test_speculative(case):
 def test_filtered_probabilities(case):
     values = {k: case[k] for k in ("top_k", "top_p", "min_p") if case.get(k) is not None}
     knobs = decode.SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)
-    probs = filtered_probabilities(jnp.asarray(arrays("sampling")["logits"]), knobs)
+    probs = filtered_probabilities(jnp.asarray(arrays("sampling")["logits"]), knobs, top_p_rule="drop")
     assert_close(probs, arrays("sampling")[f"probs_{case['case']}"], 2e-6)

@@ -39,7 +39,7 @@ def samples(network, order="random", count=20_000, **knobs):
     """Texts of a sampler and the keys that they were drawn with."""
     keys = jax.random.split(jax.random.key(4), count)
     decoder = decode.Masked(order=order).bind(network, 4, network.spec)
-    request = decode.make_request(np.zeros((count, 0)), max_new_tokens=4, keys=keys)
+    request = decode.make_request(np.zeros((count, 0), int), max_new_tokens=4, keys=keys)
     params = decoder.prepare(None)
     return np.asarray(decode.run(decoder, params, request, decoder.Knobs(**knobs)).tokens)[:, :4], keys
 

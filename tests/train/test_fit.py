@@ -1,9 +1,12 @@
 """The training loop: resumption to the bit, what another run is refused for, what survives when things break."""
 
+import logging
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -205,11 +208,15 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
     assert descriptor is not None
 
 
-def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(tmp_path, monkeypatch, whole):
+def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
+    tmp_path, monkeypatch, whole, caplog, capsys
+):
     save = ocp.CheckpointManager.save
 
     def full(self, step, **options):
         if step > 4:
+            logging.getLogger("absl").error("what orbax says")
+            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
             raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more")
         return save(self, step, **options)
 
@@ -217,6 +224,7 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(tmp_path, m
     with pytest.raises(SaveFailed, match=r"\(no space left on device\); those before it stay") as caught:
         train(tmp_path)
     assert isinstance(caught.value, OSError) and "\n" not in str(caught.value)
+    assert not caplog.records and not capsys.readouterr().err
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["4"]
     monkeypatch.setattr(ocp.CheckpointManager, "save", save)
     assert_same(train(tmp_path), whole[1])

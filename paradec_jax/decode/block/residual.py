@@ -70,8 +70,6 @@ class Residual(HeadDecoder):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(self, head_rule=HEAD_RULES, mix=MIXES)
-        if self.head_steps < 1:
-            raise ValueError(f"head_steps must be at least 1, not {self.head_steps}: BlockDenoising has none")
         if self.head_rule == "dynamic" and self.rule not in ("dynamic", "threshold"):
             raise ValueError(
                 "head_rule 'dynamic' has the threshold of rule, which must be dynamic or threshold, "

@@ -200,6 +200,7 @@ class BlockDecoder(RuledDecoder):
     rules: ClassVar[tuple[str, ...]] = RULES
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_words(self, rule=self.rules)
         score.check_confidence(self)
 

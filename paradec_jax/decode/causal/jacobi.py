@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SHARE, SamplingKnobs, knob
+from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -42,7 +42,7 @@ EMPTY = -1  # no token: equal to none
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class JacobiKnobs(SamplingKnobs):
+class JacobiKnobs(RepetitionKnobs):
     """Sampling, and when a block is spawned.
 
     Attributes:
@@ -115,9 +115,8 @@ class Jacobi(DecoderBase):
     Knobs: ClassVar[type] = JacobiKnobs
 
     def __post_init__(self) -> None:
-        check_sizes(self, "blocks")
-        if self.block < 2:
-            raise ValueError(f"block must be at least 2, not {self.block}: one token drafts nothing")
+        super().__post_init__()
+        check_number("block", self.block, 2)  # one token drafts nothing
         if self.running and self.blocks > 1:
             raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
         if self.num_candidates < 1 + bool(self.pool):
@@ -146,7 +145,9 @@ class Jacobi(DecoderBase):
         draft = self._fill(uniforms, request.tokens, request.lengths)
         reader = None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
-        tokens, logits = (x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None]))
+        tokens, logits = (
+            x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None], draft[:, None])
+        )
         rows = rows.spend(out.counts, request.lengths + self.width - 1)
         rows = rows.commit(tokens, jnp.ones_like(rows.length), self.scores(logits, tokens))
         candidates = jnp.repeat(tokens[:, None, 1:], self.num_candidates, axis=1)
@@ -204,7 +205,7 @@ class Jacobi(DecoderBase):
         hidden: Float[Array, "B r w D"],
     ) -> Reading:
         """The winner's tokens, log-probabilities and agreement; which one it is, its m, and the next-best tokens."""
-        tokens, logits = self.predict(params, state.rows, knobs, hidden)
+        tokens, logits = self.predict(params, state.rows, knobs, hidden, state.candidates)
         candidates, width = tokens.shape[1:]
         # A guess agrees if it is what the token before it predicts, as far as the window goes.
         inside = state.rows.length[:, None] + jnp.arange(width - 1) < state.window_end[:, None]

@@ -24,7 +24,7 @@ most recently used distinct ones; so any number of insertions is done at once.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import chex
 import jax
@@ -32,12 +32,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.knobs import RepetitionKnobs, SamplingKnobs
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import earlier
 from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
 from paradec_jax.nn import masks
 
@@ -176,11 +178,11 @@ class Lookahead(DecoderBase):
     window: int = 7
     guesses: int = 7
     pool_from_prompt: bool = False
+    Knobs: ClassVar[type] = RepetitionKnobs
 
     def __post_init__(self) -> None:
-        for name, least in (("level", 3), ("window", 1), ("guesses", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        super().__post_init__()
+        check_number("level", self.level, 3)
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> LookaheadState:
         """Reads the prompt and level 0 in one call and commits the first token."""
@@ -259,7 +261,9 @@ class Lookahead(DecoderBase):
         logits = self.network.logits(params, hidden)
         fresh, logits = jnp.argmax(logits[:, :columns], axis=-1).astype(jnp.int32), logits[:, columns:]
         chosen_at = state.rows.length[:, None] + jnp.pad(places, ((0, 0), (1, 0)))
-        choices = self.sample(logits, chosen_at, state.rows, knobs)
+        seen = earlier(guesses)  # before the first token of any guess there is none
+        before = jnp.concatenate([seen[:, 0, :1], seen[:, :, 1:].reshape(batch, -1, length)], axis=1)
+        choices = self.sample(logits, chosen_at, state.rows, knobs, before=before)
         return out, fresh, choices, self.scores(logits, choices)
 
 

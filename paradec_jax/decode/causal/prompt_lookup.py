@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.config.bounds import check_sizes
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.knobs import RepetitionKnobs
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -63,10 +63,11 @@ class PromptLookup(DecoderBase):
     num_pred: int = 10
     min_ngram: int = 3
     num_short: int = 1
+    Knobs: ClassVar[type] = RepetitionKnobs
 
     def __post_init__(self) -> None:
-        check_sizes(self, "max_ngram", "num_pred", "num_short")
-        check_sizes(self, "min_ngram", most=self.max_ngram)
+        super().__post_init__()
+        check_number("min_ngram", self.min_ngram, most=self.max_ngram)
 
     def find(self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]) -> tuple[Array, Array]:
         """K tokens a row that may come next, and how many of them count."""
@@ -76,13 +77,13 @@ class PromptLookup(DecoderBase):
         draft = jnp.where(sure[:, None], draft, jnp.pad(few, ((0, 0), (0, self.num_pred - short))))
         return draft, jnp.where(sure, self.num_pred, jnp.where(found, short, 0))
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
+    def init(self, params: Any, request: Request, knobs: RepetitionKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         rows, cache, _ = self.prefill(params, request, knobs, self.num_pred + 1)
         return CachedState(rows, cache)
 
     def step(
-        self, params: Any, state: CachedState, knobs: SamplingKnobs
+        self, params: Any, state: CachedState, knobs: RepetitionKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """One call: verifies what followed the newest tokens where they stood before."""
         # Look up: the longest n-gram at the row's end that occurs earlier, and the tokens after it there.
@@ -162,7 +163,7 @@ def verify(
         params,
         Prefix(state.cache, at),
         Windows(fed, at[:, None], ~state.rows.done[:, None]),
-        functools.partial(read, decoder, params, state.rows, knobs),
+        functools.partial(read, decoder, params, state.rows, knobs, draft),
         width=1 + drafted,
         widths=tuple(1 + n for n in sizes if n < draft.shape[1]),
         bounded=decoder.bounded,
@@ -173,9 +174,9 @@ def verify(
     return CachedState(rows, cache), accepted
 
 
-def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, hidden: Array) -> Reading:
+def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array) -> Reading:
     """What a call predicts: tokens [B, W], and their log-probabilities where they are kept."""
-    tokens, logits = decoder.predict(params, rows, knobs, hidden)
+    tokens, logits = decoder.predict(params, rows, knobs, hidden, draft[:, None])
     return Reading(one=jax.tree.map(lambda x: x[:, 0], (tokens, decoder.scores(logits, tokens))))
 
 

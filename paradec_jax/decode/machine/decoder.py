@@ -11,14 +11,16 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import MOST, check_number, check_numbers
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
+from paradec_jax.decode.machine.knobs import UNLIMITED, RepetitionKnobs, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import log_probability, sample
+from paradec_jax.decode.rules.sampling import earlier, is_hot, log_probability, penalised, sample
 from paradec_jax.decode.rules.windows import window
+from paradec_jax.nn.precision import at_least_float32
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
@@ -51,14 +53,15 @@ class DecoderBase(abc.ABC):
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
     `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
     past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,
-    the names of fields that hold networks beside `network`.
+    the names of fields that hold networks beside `network`. `BOUNDS` has ranges of numbers that count no positions,
+    see `config.bounds.check_numbers`.
 
     Attributes:
       network: the network; may be bound later.
       size: S, positions of given and new tokens together; may be bound later.
       spec: special tokens and alignment of the checkpoint; may be bound later.
       log_probs: keep the log-probability of each committed token.
-      top_p_rule: "drop", "keep" or one of them renormalised, see `sampling.filtered_probabilities`.
+      top_p_rule: "keep", "drop" or one of them renormalised, see `sampling.filtered_probabilities`.
       greedy: always take the most probable token. The program then holds no sampling code and
         compiles sooner; a temperature above 0 is refused.
       bounded: inner loops run a fixed number of masked steps (for reverse mode).
@@ -69,7 +72,7 @@ class DecoderBase(abc.ABC):
     spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
     log_probs: bool = False
-    top_p_rule: str = "drop"
+    top_p_rule: str = "keep"
     greedy: bool = False
     bounded: bool = False
     Knobs: ClassVar[type[SamplingKnobs]] = SamplingKnobs
@@ -79,6 +82,10 @@ class DecoderBase(abc.ABC):
     needs_cache: ClassVar[bool] = True
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
+    BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
@@ -133,6 +140,7 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{type(self).__name__} has no network or no size: call bind(network, size) first"
             )
+        check_number("size", self.size)
         longest = min(network.max_length for network in self.networks.values())
         return self.size, UNLIMITED if self.windowed else longest
 
@@ -141,8 +149,8 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends, a canvas without a mask token that is its own, or one whose first token
-            nothing predicts.
+            where the decoder appends, a token or stop token beyond the vocabulary, a canvas without a mask token
+            that is its own, or one whose first token nothing predicts.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
@@ -153,8 +161,10 @@ class DecoderBase(abc.ABC):
             check_mask(self.spec.mask, self.network.vocab_size)
         if isinstance(request.lengths, jax.core.Tracer):
             return
-        if self.any_order:
-            check_canvas(request, self.mask, self.spec.alignment)
+        if not isinstance(request.tokens, jax.core.Tracer):
+            given = check_tokens(request, self.network.vocab_size)
+            if self.any_order:
+                check_canvas(request, given, self.mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -275,24 +285,55 @@ class DecoderBase(abc.ABC):
         rows: Rows,
         knobs: Any,
         step: Int[Array, "B"] | None = None,
+        before: Int[Array, "B W K"] | None = None,
     ) -> Int[Array, "B W"]:
-        """The token at each of `positions`; `step` as for `rules.sampling.sample`."""
-        if self.greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        uniforms = None if rows.recorded is None else rows.recorded.uniforms
-        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
+        """The token at each of `positions`.
+
+        Args:
+          step: as for `rules.sampling.sample`.
+          before: tokens between the committed ones and each position, as for `rules.sampling.penalised`; None where
+            the position comes next.
+        """
+
+        def draw(logits: Array, greedy: bool) -> Array:
+            if greedy:
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            uniforms = None if rows.recorded is None else rows.recorded.uniforms
+            return sample(
+                logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
+            )
+
+        if not isinstance(knobs, RepetitionKnobs):
+            return draw(logits, self.greedy)
+        penalty = knobs.repetition_penalty
+        plain = jnp.asarray(penalty) == 1
+        seen = rows.tokens, rows.length, rows.tokens[:, None, :0] if before is None else before
+        # The most probable token without a penalty is read where the logits stand: the inner branch copies them.
+        return lax.cond(
+            plain & ~is_hot(knobs.temperature),
+            lambda x: draw(x, True),
+            lambda x: draw(
+                lax.cond(plain, at_least_float32, lambda x: penalised(x, *seen, penalty), x), self.greedy
+            ),
+            logits,
+        )
 
     def predict(
-        self, params: Any, rows: Rows, knobs: Any, hidden: Float[Array, "B R W D"]
+        self,
+        params: Any,
+        rows: Rows,
+        knobs: Any,
+        hidden: Float[Array, "B R W D"],
+        guesses: Int[Array, "B candidates drafts"],
     ) -> tuple[Int[Array, "B R W"], Float[Array, "B R W V"]]:
         """The token that belongs after each row's newest one and each guess after it, and the logits that say so.
 
-        Candidates draw with the same noise, which belongs to positions.
+        Candidates draw with the same noise, which belongs to positions. `guesses` begin with those that are judged.
         """
-        logits = self.network.logits(params, hidden)
-        positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
-        tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
-        return tokens, logits
+        logits, (count, width) = self.network.logits(params, hidden), hidden.shape[1:3]
+        positions = rows.length[:, None] + jnp.arange(width)
+        choose = jax.vmap(lambda x, before: self.sample(x, positions, rows, knobs, before=before), 1, 1)
+        return choose(logits, earlier(guesses[:, :count, : width - 1])), logits
 
     def scores(
         self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]
@@ -318,15 +359,26 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
     return mask
 
 
-def check_canvas(request: Request, mask: int, alignment: str) -> None:
+def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
+    """Which tokens are given, [B, P]. Raises ValueError where a vocabulary lacks one, or a stop token."""
+    here = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
+    if request.given is not None:
+        here &= np.asarray(request.given)
+    some = np.asarray(request.stop) != -1  # which stands for none
+    for name, ids, given in ("token", request.tokens, here), ("stop token", request.stop, some):
+        for row, place in np.argwhere(given & (np.asarray(ids, np.uint32) >= vocab_size))[:1]:
+            raise ValueError(
+                f"{name} {place} of row {row} must be an id below {vocab_size}, not {ids[row, place]}"
+            )
+    return here
+
+
+def check_canvas(request: Request, given: np.ndarray, mask: int, alignment: str) -> None:
     """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
 
     Raises:
       ValueError: either, with the row.
     """
-    given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
-    if request.given is not None:
-        given &= np.asarray(request.given)
     rows, places = np.nonzero((np.asarray(request.tokens) == mask) & given)
     if len(rows):
         raise ValueError(

@@ -54,7 +54,7 @@ class SamplingKnobs:
     Attributes:
       temperature: T; 0, or a number below 1e-6, takes the most probable token.
       top_k: tokens kept, ties at the k-th included; None keeps all.
-      top_p: probability mass kept; 1 keeps all.
+      top_p: probability mass kept, by the fewest tokens that reach it; 1 keeps all.
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
     """
 
@@ -70,6 +70,20 @@ class SamplingKnobs:
         for field in dataclasses.fields(self):
             if allowed := field.metadata.get("allowed"):
                 check_range(getattr(self, field.name), field.name, *allowed)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RepetitionKnobs(SamplingKnobs):
+    """Sampling of decoders that append tokens one after the other.
+
+    Attributes:
+      repetition_penalty: number by which positive logits of tokens that the row holds, its prompt included, are
+        divided, and other logits of these tokens multiplied, before the temperature. 1 changes nothing.
+        Log-probabilities that are kept are those without it.
+    """
+
+    repetition_penalty: Float[Array, ""] | float = knob(1.0, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
@@ -163,7 +177,8 @@ def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
         exact = np.asarray(given)
         with np.errstate(over="ignore"):
             cast = exact.astype(dtype)
-        right = bool(np.all(cast == exact if whole else np.isinf(exact) | np.isfinite(cast)))
+        endless = optional or "threshold" in name
+        right = bool(np.all(cast == exact if whole else np.isinf(exact) & endless | np.isfinite(cast)))
     if not right:
         number = "a whole number of 32 bits" if whole else "a number of float32"
         allowed = " or ".join([*words, number, *["None"] * optional])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
@@ -62,8 +63,8 @@ def serve(
     Raises:
       ValueError: a number below 1, or what `run` refuses.
     """
-    if rows < 1 or every < 1:
-        raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
+    check_number("rows", rows)
+    check_number("every", every)
     mesh, request, knobs = drive.checked(decoder, params, request, knobs)
     request, take = gathered(request), jax.jit(Request.take) if shared(request.tokens) else Request.take
 

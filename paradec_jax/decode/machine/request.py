@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
+
+from paradec_jax.config.bounds import check_number
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +45,7 @@ class Request:
       lengths: prescribed positions of each row, [B]; 0 where the decoder can start from nothing.
       budgets: new tokens each row may have after them, [B]; 0 only where there is a hole.
       keys: one typed PRNG key a row, [B].
-      stop: token ids that end a row (and stay in its output), [B, K].
+      stop: token ids that end a row (and stay in its output), [B, K]; -1 stands for none.
       given: False marks a hole to fill, [B, P]; None where there is none.
       recorded: recorded draws that take the place of the keys, of the decoder's own type.
     """
@@ -93,23 +95,27 @@ def make_request(
       lengths: prescribed positions [B]; by default each list's length, or P.
       max_new_tokens: one budget for all rows, or one a row; 0 only for rows with a hole.
       stop: token ids that end a row.
-      seed: row i draws with `fold_in(key(seed), i)` unless `keys` are given.
+      seed: row i draws with `fold_in(key(seed), i)` unless `keys` are given; see `seed_words`.
       keys: one typed key a row.
       given: [B, P], or a list of lists as unequal as the prompts; False marks a hole.
       recorded: recorded draws.
 
     Raises:
-      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, or lengths, budgets,
-        stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
+      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, a negative token, or
+        tokens, lengths, budgets, stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
     """
     if isinstance(tokens, list | tuple):
-        lengths = [len(row) for row in tokens] if lengths is None else lengths
         if isinstance(given, list | tuple):
             given = _padded(given, bool)
+        tokens = [whole_numbers(f"tokens of row {i}", row) for i, row in enumerate(tokens)]
+        if {row.ndim for row in tokens} != {1}:
+            raise ValueError("tokens must be [B, P] with at least one row, or a list of lists of ids")
+        lengths = [len(row) for row in tokens] if lengths is None else lengths
         tokens = _padded(tokens, np.int32)
-    tokens = np.array(tokens, np.int32)  # a copy: a device may read the host's buffer later, or in place
+    tokens = whole_numbers("tokens", tokens)  # a copy: a device may read the host's buffer later, or in place
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
+    check_number("tokens", tokens.min(initial=0), 0)
     batch, width = tokens.shape
     lengths = np.full(batch, width) if lengths is None else whole_numbers("lengths", lengths)
     budgets = np.broadcast_to(whole_numbers("max_new_tokens", max_new_tokens), (batch,))
@@ -140,7 +146,7 @@ def make_request(
         may_alias=False,
     )
     if keys is None:
-        keys = keys_of(whole_numbers("seed", seed, 64)[()], np.arange(batch, dtype=np.int32))
+        keys = keys_of(seed_words(seed), np.arange(batch, dtype=np.int32))
     tokens, lengths, budgets, stops, given = placed
     return Request(tokens, lengths, budgets, keys, stops, given, recorded)
 
@@ -153,6 +159,8 @@ def whole_numbers(name: str, values: Any, bits: int = 32) -> np.ndarray:
     """
     try:
         array = np.asarray(values)
+        if isinstance(values, list | tuple) and {bool, np.bool_} & {*map(type, values)}:
+            array = np.asarray(None)  # NumPy takes a bool among numbers for one
     except ValueError:
         array = np.asarray(None)
     dtype = np.dtype(f"int{bits}")
@@ -163,10 +171,29 @@ def whole_numbers(name: str, values: Any, bits: int = 32) -> np.ndarray:
     return np.array(array, dtype)
 
 
+def seed_words(seed: Any) -> UInt32[np.ndarray, "2"]:
+    """The words of a seed, the lower one first, since devices compute with 32 bits.
+
+    The upper one is 0 where 32 bits hold the seed, signed or not: `key_of` is then `jax.random.key(seed)`.
+
+    Raises:
+      ValueError: a seed that is no whole number of 64 bits.
+    """
+    number = whole_numbers("seed", seed, 64).item()
+    upper = 0 if -(2**31) <= number < 2**32 else number >> 32
+    return np.asarray([number, upper]).astype(np.uint32)
+
+
+def key_of(words: Any) -> Array:
+    """The key of a seed's words: that of the lower one, with the upper one folded in where it is not 0."""
+    key = jax.random.key(words[0])
+    return jnp.where(words[1] == 0, key, jax.random.fold_in(key, words[1]))
+
+
 @jax.jit
-def keys_of(seed: Int[Array, ""], numbers: Int[Array, "N"] | UInt[Array, "N"]) -> Array:
-    """A key for each number, `fold_in(key(seed), number)`, [N], in one program."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), numbers)
+def keys_of(words: UInt32[Array, "2"], numbers: Int[Array, "N"] | UInt[Array, "N"]) -> Array:
+    """A key for each number, `fold_in(key_of(words), number)`, [N], in one program."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_of(words), numbers)
 
 
 def _padded(rows: Any, dtype: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_sizes, check_words
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.request import Request
@@ -118,8 +118,8 @@ class MaskedDecoder(DecoderBase):
     needs_cache: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_words(self, order=ORDERS)
-        check_sizes(self, "chunk")
         score.check_confidence(self)
         if self.confidence is not None and self.order not in SCORES:
             raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")

@@ -41,13 +41,8 @@ class Strided(MaskedDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        longest = None if self.network is None else self.network.max_length
-        if self.width is not None and not 1 <= self.width <= (longest or self.width):
-            most = "" if longest is None else f" and at most the {longest} positions the model was built for"
-            raise ValueError(f"width must be at least 1{most}, not {self.width}")
-        width = self.width or longest
-        if self.stride is not None and not 1 <= self.stride <= (width or self.stride):
-            raise ValueError(f"stride must be from 1 to the width {width}, not {self.stride}")
+        if self.stride and self.width and self.stride > self.width:
+            raise ValueError(f"stride must be from 1 to the width {self.width}, not {self.stride}")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -71,6 +71,7 @@ class Adaptive(DecoderBase):
     Knobs: ClassVar[type] = AdaptiveKnobs
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_words(self, criterion=CRITERIA)
 
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:

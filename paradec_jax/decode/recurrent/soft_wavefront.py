@@ -119,7 +119,8 @@ class SoftWavefront(DecoderBase):
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
-        waves.check_wave(self)
+        super().__post_init__()
+        check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")

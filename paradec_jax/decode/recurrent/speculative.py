@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Counts, Prefix
@@ -68,7 +67,7 @@ class SelfSpeculative(DecoderBase):
     Knobs: ClassVar[type] = SpeculativeKnobs
 
     def __post_init__(self) -> None:
-        check_sizes(self, "lookahead", "draft_recurrence")
+        super().__post_init__()
         if self.continuous and self.lookahead != 1:
             raise ValueError(
                 f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position"

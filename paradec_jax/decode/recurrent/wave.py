@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_sizes, check_words
 from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
 from paradec_jax.decode.machine.network import Counts, Forward, Prefix
@@ -258,9 +257,3 @@ def move(
         active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, decoder.window)),
     )
     return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)
-
-
-def check_wave(decoder: Any) -> None:
-    """Refuses numbers below 1 and unknown kinds of noise. Raises ValueError."""
-    check_sizes(decoder, "inner_recurrence", "window", "headway")
-    check_words(decoder, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)

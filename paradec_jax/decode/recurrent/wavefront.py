@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
@@ -69,7 +70,8 @@ class Wavefront(DecoderBase):
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
-        waves.check_wave(self)
+        super().__post_init__()
+        check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
         """Reads the prompt with r recurrences, commits the first token, and starts the wave."""

@@ -13,6 +13,8 @@ from paradec_jax.nn.precision import at_least_float32
 TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
 COLDEST = 1e-6  # temperatures below it are 0: float32 does not resolve what they would tell apart
 TINY = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
+ROUNDING = 1e-6  # relative error of a sum of probabilities: .5 + .3 reach a top-p of .8
+NONE = jnp.iinfo(jnp.int32).max  # no token: beyond every vocabulary
 LOWEST = -1e6  # the logarithm of no probability, finite so that its gradient is 0 and not NaN
 
 
@@ -37,18 +39,47 @@ def divided(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, 
     return (logits - most) / jnp.maximum(temperature, TINY)
 
 
+def penalised(
+    logits: Float[Array, "B W V"],
+    text: Int[Array, "B S"],
+    lengths: Int[Array, "B"],
+    before: Int[Array, "B W K"],
+    penalty: Any,
+) -> Float[Array, "B W V"]:
+    """The logits, those of tokens that occur divided by the penalty where positive, else multiplied by it.
+
+    Args:
+      text, lengths: rows, and how many of their tokens count.
+      before: tokens between them and each position, `NONE` in empty places.
+    """
+    logits = at_least_float32(logits)
+    rows, columns = jnp.arange(logits.shape[0])[:, None], jnp.arange(logits.shape[1])[:, None]
+    text = jnp.where(jnp.arange(text.shape[1]) < lengths[:, None], text, NONE)
+    seen = jnp.zeros_like(logits, bool).at[rows, :, text].set(True, mode="drop")
+    seen = seen.at[rows[..., None], columns, before].set(True, mode="drop")
+    penalty = jnp.asarray(penalty, logits.dtype)
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def earlier(guesses: Int[Array, "*shape K"]) -> Int[Array, "*shape W K"]:
+    """The guesses before each of W = K + 1 positions, `NONE` in the place of later ones."""
+    count = guesses.shape[-1]
+    return jnp.where(jnp.tri(count + 1, count, -1, dtype=bool), guesses[..., None, :], NONE)
+
+
 def filtered_probabilities(
     logits: Float[Array, "*shape V"],
     knobs: Any,
     *,
-    top_p_rule: str = "drop",
+    top_p_rule: str = "keep",
 ) -> Float[Array, "*shape V"]:
     """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised.
 
     Each filter works on what the one before left, without renormalising in between. The rules of top-p
-    differ in the token that crosses the threshold: "drop" removes it (Huginn's release), "keep" keeps it (the
-    usual rule); the most probable token always stays. "drop-renormalised" and "keep-renormalised" renormalise first
-    what top-k left (the serving engine of Jacobi Forcing, which accepts a draft x when u < p(x); SDAR).
+    differ in the token that crosses the threshold: "keep" keeps it, so that the smallest set of at least that mass
+    stays; "drop" removes it (Huginn's release), but never the most probable token. "drop-renormalised" and
+    "keep-renormalised" renormalise first what top-k left (the serving engine of Jacobi Forcing, which accepts a draft
+    x when u < p(x); SDAR and transformers).
     """
     if top_p_rule not in TOP_P_RULES:
         raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
@@ -64,9 +95,11 @@ def filtered_probabilities(
         order = jnp.argsort(-probs, axis=-1, stable=True)
         ordered = jnp.take_along_axis(probs, order, axis=-1)
         mass = jnp.cumsum(ordered, axis=-1)
-        reached = mass - ordered if top_p_rule.startswith("keep") else mass
+        beyond = mass > knobs.top_p
+        if top_p_rule.startswith("keep"):
+            beyond = mass - ordered >= knobs.top_p * (1 - ROUNDING)
         # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
-        outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
+        outside = beyond & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
         rank = jnp.argsort(order, axis=-1)
         return jnp.where(jnp.take_along_axis(outside, rank, axis=-1), 0.0, probs)
 
@@ -124,7 +157,7 @@ def sample(
     knobs: Any,
     uniforms: Float[Array, "P"] | None = None,
     *,
-    top_p_rule: str = "drop",
+    top_p_rule: str = "keep",
     purpose: Purpose = Purpose.TOKEN,
     step: Int[Array, "B"] | None = None,
 ) -> Int[Array, "B W"]:

@@ -1,0 +1,58 @@
+"""One line of JSON lines: a text, a prompt with its answer, or a conversation, under the names that public data has.
+
+::
+
+    {"messages": [{"role": "user", "content": "..."}, ...]}
+    {"conversations": [{"from": "human", "value": "..."}, ...]}
+    {"prompt": "...", "response": "..."}    or "answer", or "completion"; a prompt may be a list of messages
+    {"text": "..."}
+
+Messages may have "tools", "documents" and "chat_template_kwargs" beside them, which reach the chat template.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+ANSWERS = ("response", "answer", "completion")
+ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # those of "from" with another name
+VARIABLES = ("tools", "documents", "chat_template_kwargs")
+
+
+def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
+    """The content of a line: messages where there are some, whatever else it has. A field that is null is absent.
+
+    Returns:
+      (kind, content, answer, passed): "messages", "prompt" or "text"; a text, or of messages an object with them and
+      with what else their template is given; the text that follows a prompt, or None; names of the fields that are
+      passed over.
+
+    Raises:
+      ValueError: another line, with the fields that it has and those that are allowed.
+    """
+    fields = {name: value for name, value in record.items() if value is not None}
+    kinds = [name for name in ("messages", "conversations", "prompt", "text") if name in fields]
+    if len(kinds) != 1 and kinds[:1] not in (["messages"], ["conversations"]):
+        raise ValueError(
+            'one of "messages", "conversations", "prompt" and "text" is needed, and this line has '
+            f"{' and '.join(kinds or fields) or 'none'}"
+        )
+    kind = kinds[0]
+    content = fields.pop(kind)
+    reply = next((fields.pop(name) for name in ANSWERS if name in fields and kind == "prompt"), None)
+    if kind in ("prompt", "text") and {type(content), type(reply or "")} == {str}:
+        return kind, content, reply, sorted(fields.keys() - {"steps"})
+    try:
+        given = {"train": False} if reply else {}  # the words of a prompt
+        turns = [{**turn, **given} for turn in content]
+        said = {"role": "assistant", "content": reply}
+        turns += [said] if isinstance(reply, str) else map(dict, reply or ())
+    except (TypeError, ValueError):
+        raise ValueError(
+            f'{kind} must be a list of objects with "role" and "content", or a string, as its answer, '
+            f"not {content!r:.40} and {reply!r:.40}"
+        ) from None
+    for turn in turns if kind == "conversations" else ():
+        role, turn["content"] = turn.pop("from", turn.get("role")), turn.pop("value", turn.get("content"))
+        turn["role"] = ROLES.get(role, role)
+    more = {name: fields.pop(name) for name in VARIABLES if name in fields}
+    return "messages", {"messages": turns} | more, None, [*fields]
