@@ -18,7 +18,6 @@ from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
 from paradec_jax.decode.causal.jacobi import distinct
 from paradec_jax.decode.machine import tree
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 
 
@@ -40,7 +39,7 @@ class InBlocks(Recorder):
     block: ClassVar[int] = 3
 
 
-FED, AT = jnp.arange(12).reshape(2, 2, 3), jnp.array([4, 7])
+FED, AT = jnp.arange(18).reshape(2, 3, 3), jnp.array([4, 7])
 
 
 def called(network, windows, **options):
@@ -50,33 +49,42 @@ def called(network, windows, **options):
     return forward_tree(network, None, Prefix(cache, AT), windows, **options), list(Recorder.calls)
 
 
-def star(*count):
-    """2 windows of 3 tokens."""
-    return Windows.star(FED, AT, jnp.array(count))
-
-
-def test_windows_of_a_star_share_positions_and_do_not_see_each_other():
-    keeps = functools.partial(Reading, kept=jnp.array([1, 0]))
-    call, [(inputs, positions, mask)] = called(Recorder(), star(2, 2), read=keeps, bounded=True)
-    assert inputs.tolist() == np.arange(12).reshape(2, 6).tolist()
-    assert positions.tolist() == [[4, 5, 6] * 2, [7, 8, 9] * 2]
-    assert mask.tolist() == np.kron(np.eye(2), np.tri(3)).astype(bool).tolist()
-    assert call.each[..., 0].tolist() == np.arange(12).reshape(2, 2, 3).tolist()
-    assert call.kv.tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
+@pytest.mark.parametrize("network", [Recorder(), InBlocks()])
+@pytest.mark.parametrize(
+    ("parent", "row", "sees"),
+    [
+        ([-1, -1, -1], None, [[0, 0, 0], [0, 0, 0], [0, 0, 0]]),  # star
+        ([-1, 0, 1], None, [[0, 0, 0], [3, 0, 0], [3, 3, 0]]),  # chain
+        ([-1, 0, 0], [0, 0, 1], [[0, 0, 0], [1, 0, 0], [2, 0, 0]]),  # comb
+        ([-1, 0, 1], [0, 1, 0], [[0, 0, 0], [2, 0, 0], [2, 1, 0]]),
+    ],
+)
+def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(parent, row, sees, network):
+    """The second row has a star, whose windows see nothing of each other."""
+    at, parents = AT[:, None] + jnp.array([0, 0, 3]), jnp.array([parent, [-1] * 3])
+    windows = Windows(FED, at, at > 0, parents, row and jnp.array(row))
+    _, [(inputs, positions, masks)] = called(network, windows, bounded=True)
+    assert inputs.tolist() == FED.reshape(2, 9).tolist()
+    assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
+    own = np.ones((3, 3)) if network.block else np.tri(3)
+    others = np.repeat(np.arange(3) < np.array(sees)[..., None], 3, axis=0).reshape(9, 9)
+    alone = np.kron(np.eye(3), own) > 0
+    assert masks.tolist() == [(alone | others).tolist(), alone.tolist()]
 
 
 @pytest.mark.parametrize(
     ("count", "width", "fed", "positions"),
     [
-        ([1, 1], [2, 1], [[0, 1], [6, 7]], [2, 2]),
-        ([1, 1], [3, 1], [[0, 1, 2], [6, 7, 8]], [3, 2]),
-        ([1, 2], [2, 2], [[0, 1, 3, 4], [6, 7, 9, 10]], [2, 4]),
-        ([1, 0], [2, 3], [[0, 1], [6, 7]], [2, 2]),  # a row that reads nothing asks for nothing
+        ([1, 1], [2, 1], [[0, 1], [9, 10]], [2, 2]),
+        ([1, 1], [3, 1], [[0, 1, 2], [9, 10, 11]], [3, 2]),
+        ([1, 2], [2, 2], [[0, 1, 3, 4], [9, 10, 12, 13]], [2, 4]),
+        ([1, 0], [2, 3], [[0, 1], [9, 10]], [2, 2]),  # a row that reads nothing asks for nothing
     ],
 )
 def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, positions):
     last, options = jnp.maximum(jnp.array(count) - 1, 0), {"width": jnp.array(width), "widths": (2,)}
-    call, calls = called(Recorder(), star(*count), read=lambda x: Reading(x, x[:, -1], kept=last), **options)
+    windows = Windows.star(FED[:, :2], AT, jnp.array(count))
+    call, calls = called(Recorder(), windows, read=lambda x: Reading(x, x[:, -1], kept=last), **options)
     ran, each = np.zeros((2, 2, 3)), max(w for n, w in zip(count, width, strict=True) if n)
     ran[:, : max(count), :each] = np.array(fed).reshape(2, -1, each)
     assert len(calls) == 4 and call.positions.tolist() == positions
@@ -87,59 +95,23 @@ def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, posi
 
 
 @pytest.mark.parametrize(
-    ("parent", "row", "sees"),
+    ("reads", "kept", "positions"),
     [
-        ([-1, -1, -1], None, [[0, 0, 0], [0, 0, 0], [0, 0, 0]]),
-        ([-1, 0, 1], None, [[0, 0, 0], [3, 0, 0], [3, 3, 0]]),
-        ([-1, 0, 0], [0, 0, 1], [[0, 0, 0], [1, 0, 0], [2, 0, 0]]),
-        ([-1, 0, 1], [0, 1, 0], [[0, 0, 0], [2, 0, 0], [2, 1, 0]]),
-    ],
-    ids=["roots", "chain", "comb", "path"],
-)
-def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(parent, row, sees):
-    shape = jnp.zeros((1, 3, 3), jnp.int32)
-    windows = Windows(shape, shape[..., 0], shape[..., 0] == 0, jnp.array(parent), row and jnp.array(row))
-    assert windows.sees().tolist() == sees
-    by_row = dataclasses.replace(windows, parent=jnp.array([parent, [-1, -1, -1]]))
-    assert by_row.sees().tolist() == [sees, np.zeros((3, 3)).tolist()]
-
-
-CHILD = jnp.array([[20, 21, 22], [23, 24, 25]])
-
-
-@pytest.mark.parametrize(
-    ("reads", "parent", "whole", "positions"),
-    [
-        ([[1, 1, 1], [1, 0, 0]], [1, 0], True, [9, 3]),
-        ([[1, 0, 1], [1, 0, 0]], [0, 0], False, [6, 3]),
-        ([[1, 0, 0], [1, 0, 0]], [0, 0], False, [3, 3]),
-        ([[1, 1, 0], [1, 0, 0]], [0, 0], False, [6, 3]),
+        ([[1, 1, 1], [1, 0, 0]], [1, 0], [9, 3]),
+        ([[1, 0, 1], [1, 0, 0]], [2, 0], [6, 3]),
+        ([[1, 1, 0], [1, 0, 0]], [0, 0], [6, 3]),
+        ([[1, 0, 0], [1, 0, 0]], [0, 0], [3, 3]),
     ],
 )
-def test_a_window_follows_another_one_of_each_row(reads, parent, whole, positions):
-    """Two states of a block, and the next block after one of them, where any row reads it."""
-    reads, parent = jnp.array(reads) > 0, jnp.array(parent)
-    tokens = jnp.concatenate([FED, CHILD[:, None]], axis=1)
-    windows = Windows(
-        tokens,
-        AT[:, None] + jnp.array([0, 0, 3]),
-        reads,
-        jnp.concatenate([jnp.full((2, 2), -1), parent[:, None]], axis=1),
-    )
-    smaller = ((0,), (0, 2), (0, 1))
-    keeps = functools.partial(Reading, kept=parent)
+def test_a_call_computes_the_windows_that_a_row_reads(reads, kept, positions):
+    reads, kept = jnp.array(reads) > 0, jnp.array(kept)
+    windows = Windows(FED, AT[:, None] + 0 * reads, reads)
+    keeps, smaller = functools.partial(Reading, kept=kept), ((0, 2), (0, 1))
     call, calls = called(InBlocks(), windows, read=keeps, smaller=smaller)
     assert [inputs.shape[1] for inputs, *_ in calls] == [3, 6, 6, 9]
     assert call.positions.tolist() == positions
-    want = jnp.where(reads[..., None], tokens, 0)
-    assert call.each[..., 0].tolist() == want.tolist()
-    kept = [tokens[row, index].tolist() for row, index in enumerate(parent)]
-    assert call.kv.tokens.tolist() == kept
-    if whole:
-        _, [(_, places, mask)] = called(InBlocks(), windows, bounded=True)
-        assert mask[0, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [False, True, True]]
-        assert mask[1, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [True, False, True]]
-        assert places[1].tolist() == [7, 8, 9, 7, 8, 9, 10, 11, 12]
+    assert call.each[..., 0].tolist() == jnp.where(reads[..., None], FED, 0).tolist()
+    assert call.kv.tokens.tolist() == FED[jnp.arange(2), kept].tolist()
 
 
 def test_only_new_candidates_are_verified():
@@ -189,21 +161,6 @@ def test_a_candidate_wins_on_a_recurrent_network():
 # What is not there is not computed
 
 
-@pytest.mark.parametrize(
-    ("running", "shape"),
-    [((1, 1, 1), (3, 8)), ((0, 1, 1), (3, 4)), ((1, 0, 0), (1, 8)), ((0, 0, 1), (1, 4)), ((0, 0, 0), (1, 4))],
-)
-def test_the_smallest_shape_that_holds_the_running_rows(running, shape):
-    shapes = [(1, 4), (1, 8), (3, 4), (3, 8)]
-    count, width = (
-        jnp.where(jnp.array(running) > 0, x, 0) for x in (jnp.array([1, 2, 1]), jnp.array([5, 4, 3]))
-    )
-    fits = jnp.stack([(count <= r) & (width <= w) for r, w in shapes], axis=1)
-    found = on_smallest(jnp.asarray, shapes, fits)
-    assert tuple(found.tolist()) == shape
-    assert on_smallest(lambda shape: shape, shapes[:1], fits[:, :1]) == (1, 4)
-
-
 @dataclasses.dataclass(frozen=True)
 class Measured(StubCausal):
     """Tells its probe how many positions a call computes."""
@@ -217,11 +174,8 @@ REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has
 SPARING = {  # decoder, options, positions of its smallest call
     "candidates": (Jacobi, {"block": 4, "candidates": 3}, 4),
     "blocks": (Jacobi, {"block": 3, "blocks": 2}, 3),
-    "blocks and a pool": (
-        Jacobi,
-        {"block": 3, "blocks": 2, "pool": 1},
-        6,
-    ),  # the pool remembers the whole width
+    # The pool remembers the whole width.
+    "blocks and a pool": (Jacobi, {"block": 3, "blocks": 2, "pool": 1}, 6),
     "released": (ReleasedMultiBlock, {"block": 4, "in_flight": 2, "pool": 4}, 4),
 }
 

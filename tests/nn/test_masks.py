@@ -45,12 +45,3 @@ def test_blocks_of_another_length_in_each_row():
             np.testing.assert_array_equal(both[i], rule(POSITIONS[i : i + 1], jnp.int32(length))[0])
     np.testing.assert_array_equal(masks.block_causal(POSITIONS[:1], 1)[0], masks.causal(5))
     assert masks.block_causal(POSITIONS[:1], 5).all()
-
-
-def test_windows_side_by_side_are_as_drawn():
-    whole, sees = jnp.ones((2, 2), bool), jnp.array([[0, 0, 0], [0, 0, 0], [2, 0, 0]])
-    block = ["x x . . . .", "x x . . . .", ". . x x . .", ". . x x . .", "x x . . x x", "x x . . x x"]
-    assert drawn(masks.windows(whole, sees)) == block
-    first, second = masks.windows(masks.causal(2), jnp.array([[[0, 0], [1, 0]], [[0, 0], [0, 0]]]))
-    assert drawn(first) == ["x . . .", "x x . .", "x . x .", "x . x x"]
-    assert drawn(second) == ["x . . .", "x x . .", ". . x .", ". . x x"]

@@ -190,12 +190,10 @@ def read_states(
       The canvas with counts, and hidden states of the K states and, after them, of the next block.
     """
     at, block, count = canvas.cached, canvas.block, states.shape[1]
-    smaller: list[tuple[int, ...]] = [(0,)]
     if follows is not None:
         inputs = canvas.rows.tokens if vectors is None else vectors
         states = jnp.concatenate([states, window(inputs, at + block, block)[:, None]], axis=1)
         reads = jnp.concatenate([reads, follows[:, None]], axis=1)
-        smaller += [(0, count), tuple(range(count))]
     is_next = jnp.arange(states.shape[1]) == count
     begin = at[:, None] + block * is_next
     parent = None if follows is None else jnp.where(is_next, clean[:, None], -1)
@@ -205,7 +203,7 @@ def read_states(
         Prefix(canvas.cache, at),
         Windows(states, begin, reads, parent),
         functools.partial(Reading, kept=clean),
-        smaller=smaller,
+        smaller=() if parent is None else ((0, count), (*range(count),)),
         bounded=decoder.bounded,
     )
     return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call

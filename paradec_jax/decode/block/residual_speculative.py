@@ -242,8 +242,8 @@ def verify(
     """
     at, block, count = state.cached, state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
-    read, follows = (states.tokens, states.reads), complete if fuse else None
-    state, call = read_states(decoder, params["network"], state, *read, clean, follows)
+    follows = complete if fuse else None
+    state, call = read_states(decoder, params["network"], state, states.tokens, states.reads, clean, follows)
 
     # What the base decoder knows in each state: its masks, where it begins, the steps done in it,
     # and the hidden state of the position before.

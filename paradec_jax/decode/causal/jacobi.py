@@ -215,8 +215,8 @@ class Jacobi(DecoderBase):
         # The candidate of the longest leading agreement wins, the first among equals.
         matches = jax.vmap(select.leading_run)(agrees)
         winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        own, agrees = (entry_of(x, winner) for x in (tokens, agrees))
-        log_probs = self.scores(entry_of(logits, winner), own)
+        own, agrees, likely = entry_of((tokens, agrees, logits), winner)
+        log_probs = self.scores(likely, own)
         best = None
         if self.num_candidates > 1:  # read where the next draft begins, by one slice: the others are large
             at = winner * width + jnp.minimum(m + 1, width - 1)

@@ -162,7 +162,7 @@ def verify(
         network,
         params,
         Prefix(state.cache, at),
-        Windows(fed, at[:, None], ~state.rows.done[:, None]),
+        Windows.star(fed, at, 1 - state.rows.done),
         functools.partial(read, decoder, params, state.rows, knobs, draft),
         width=1 + drafted,
         widths=tuple(1 + n for n in sizes if n < draft.shape[1]),
@@ -176,8 +176,8 @@ def verify(
 
 def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array) -> Reading:
     """What a call predicts: tokens [B, W], and their log-probabilities where they are kept."""
-    tokens, logits = decoder.predict(params, rows, knobs, hidden, draft[:, None])
-    return Reading(one=jax.tree.map(lambda x: x[:, 0], (tokens, decoder.scores(logits, tokens))))
+    tokens, logits = (x[:, 0] for x in decoder.predict(params, rows, knobs, hidden, draft[:, None]))
+    return Reading(one=(tokens, decoder.scores(logits, tokens)))
 
 
 def commit_right(

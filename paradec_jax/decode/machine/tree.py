@@ -117,7 +117,7 @@ def forward_tree(
     windows: Windows,
     read: Callable[[Any], Reading] = Reading,
     *,
-    smaller: Sequence[tuple[int, ...]] = ((0,),),
+    smaller: Sequence[tuple[int, ...]] = (),
     width: Int[Array, "B"] | int = 0,
     widths: Sequence[int] = (),
     bounded: bool = False,
@@ -130,18 +130,20 @@ def forward_tree(
       windows: R windows of W tokens.
       read: hidden states [B, r, w, D] -> what to hand on. Logits that are made here are made of few
         positions in a small call.
-      smaller: windows of the calls that are compiled beside that of all, the fewest first.
+      smaller: windows of the calls that are compiled beside that of the first one and that of all,
+        the fewest first.
       width: tokens of each window that the row reads; it matters where there are `widths`.
       widths: compiled numbers of tokens below W, ascending.
       bounded: compile the largest call alone: reverse mode would keep something of every one.
     """
     (batch, count, most), sees = windows.tokens.shape[:3], windows.sees()
     every = tuple(range(count))
-    shapes = list(dict.fromkeys(itertools.product((*smaller, every), (*widths, most))))
-    reads, compiled = windows.reads, [w for _, w in shapes]
+    shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
+    reads = windows.reads
     outside = jnp.asarray([[r not in of for r in every] for of, _ in shapes])
     fits = ~jnp.any(reads[:, None] & outside, axis=2)
-    fits &= jnp.where(jnp.any(reads, axis=1), width, 0)[:, None] <= jnp.asarray(compiled)
+    asked = jnp.where(jnp.any(reads, axis=1), width, 0)[:, None]
+    fits &= asked <= jnp.asarray([w for _, w in shapes])
 
     def call(shape: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
         of, width = shape
@@ -150,9 +152,8 @@ def forward_tree(
         positions = windows.at[:, index, None] + jnp.arange(width)
         mask = None
         if len(of) > 1 or network.block not in (None, width):
-            own = jnp.ones((width, width), bool)
-            if network.visibility == "causal":
-                own = masks.causal(width)
+            causal = network.visibility == "causal"
+            own = masks.causal(width) if causal else jnp.ones((width, width), bool)
             mask = masks.windows(own, sees[..., index, :][..., index])
         flat = batch, len(of) * width
         out = network.forward(
