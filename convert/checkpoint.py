@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,13 +12,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
-from paradec_jax.io import regular
+from paradec_jax.io import text_of
 from paradec_jax.model import Model, sampling_of
 from paradec_jax.template import check as check_template
 
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
-from .engine import ConvertError, read_json
+from .engine import ConvertError, Json, read_json
 from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
@@ -34,7 +34,7 @@ def opened(
     *,
     tokenizer: Path | None = None,
     weights: str | None = None,
-    of_blocks: Mapping[str, Any] | None = None,
+    of_blocks: Json | None = None,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
     """The whole model, its parameters read when they are asked for, tokenizer and chat template included.
@@ -65,7 +65,7 @@ def opened(
 
 @contextlib.contextmanager
 def _reading(
-    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Mapping[str, Any]
+    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Json
 ) -> Iterator[Model]:
     """What a converter reads; `of_blocks` is told to block diffusion alone."""
     module: ModuleType | None = None
@@ -108,7 +108,7 @@ def _read_chat(folder: Path) -> dict[str, Any]:
         path = folder / "tokenizer_config.json"
         given = json_if_there(path).get("chat_template")
         if file.exists():
-            path, given = file, regular(file).read_bytes().decode()
+            given = text_of(path := file)
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
             raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")

@@ -29,6 +29,10 @@ CAUSAL_MASK = re.compile(rf"(.*\.)?{ATTENTION}\.bias")
 ROWS_AT_ONCE = 4096  # of two matrices that are compared
 
 
+Json = Mapping[str, Any]  # an object of a file, such as config.json
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors by their names
+
+
 class ConvertError(StoreError):
     """A checkpoint that cannot be converted."""
 
@@ -110,7 +114,7 @@ def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row
 Table = tuple[Mapping[str, int], Sequence[Row]]  # lengths of the axes that patterns name, and rows
 
 
-def table_shapes(table: Table) -> dict[str, tuple[int, ...]]:
+def table_shapes(table: Table) -> Shapes:
     """Names and shapes of all tensors of a table."""
     axes, rows = table
     return {name: row.stored_shape(axes) for row in rows for _, name in row.each()}
@@ -170,7 +174,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(
-    source: Source, table: Table, dtype: str | None, optional: Mapping[str, tuple[int, ...]]
+    source: Source, table: Table, dtype: str | None, optional: Shapes
 ) -> tuple[dict[str, Any], str]:
     """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and their type.
 
@@ -204,9 +208,7 @@ def read_table(
     return unflatten_dict(leaves, sep="/"), param_dtype
 
 
-def check_tensors(
-    source: Source, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
-) -> None:
+def check_tensors(source: Source, shapes: Shapes, optional: Shapes) -> None:
     """Refuses, as `read_table`, names, shapes and types that no config asks for; saved buffers are passed over."""
     for name in sorted(shapes.keys() - source.tensors.keys()):
         raise source.missing(name)

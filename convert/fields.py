@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.disk import tensors
 from paradec_jax.model import PARAM_DTYPES
 
-from .engine import ConvertError
+from .engine import ConvertError, Json
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
@@ -28,7 +28,7 @@ def matches(value: Any, kind: type) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
+def parse_fields(fields: Json, table: Fields) -> dict[str, Any]:
     """Our config fields from the official ones.
 
     Raises:
@@ -51,7 +51,7 @@ def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
     return ours
 
 
-def built(config: Callable[..., Config], ours: Mapping[str, Any]) -> Config:
+def built(config: Callable[..., Config], ours: Json) -> Config:
     """A config of these fields. Raises ConvertError when no model has these sizes."""
     try:
         return config(**ours)
@@ -59,7 +59,7 @@ def built(config: Callable[..., Config], ours: Mapping[str, Any]) -> Config:
         raise ConvertError(f"config.json describes no valid model: {error}") from error
 
 
-def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def check_fixed(fields: Json, fixed: Json) -> None:
     """Refuses other values of a field that admits one: because only that is implemented, or others ask for it."""
     for name, value in fixed.items():
         if fields.get(name) is not None and fields[name] != value:
@@ -68,7 +68,7 @@ def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             )
 
 
-def check_plain(fields: Mapping[str, Any]) -> None:
+def check_plain(fields: Json) -> None:
     """Refuses a mixture of experts and quantised weights, naming the field that tells of it."""
     moe = "model_type" if str(fields.get("model_type")).endswith("_moe") else None
     for name in (*EXPERTS, moe):
@@ -84,7 +84,7 @@ def check_plain(fields: Mapping[str, Any]) -> None:
             )
 
 
-def typed(config: Config, fields: Mapping[str, Any], param_dtype: str) -> Config:
+def typed(config: Config, fields: Json, param_dtype: str) -> Config:
     """A config with its two types: that of its parameters, in which the network computes unless a field says another.
 
     Raises:
@@ -101,7 +101,7 @@ def typed(config: Config, fields: Mapping[str, Any], param_dtype: str) -> Config
     return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)  # type: ignore[type-var]
 
 
-def token_ids(fields: Mapping[str, Any], name: str, vocab_size: int, file: str = "config.json") -> list[int]:
+def token_ids(fields: Json, name: str, vocab_size: int, file: str = "config.json") -> list[int]:
     """Token ids of a field that holds one, a list of them, or nothing, which some files write as -1.
 
     Raises:
@@ -130,16 +130,16 @@ def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
     }
 
 
-def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+def present(fields: Json) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def write_config(folder: Path, fields: Mapping[str, Any], tokens: TokenSpec) -> None:
+def write_config(folder: Path, fields: Json, tokens: TokenSpec) -> None:
     """Writes config.json, with the special tokens that there are."""
     write_json(folder / "config.json", {**fields, **present(format_tokens(tokens))})
 
 
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+def write_json(path: Path, fields: Json) -> None:
     """Writes an object as a JSON file that is easy to read."""
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -16,13 +16,13 @@ from tokenizers import Tokenizer as Backend
 
 from paradec_jax import template as templates
 from paradec_jax.config import CausalConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.tensors import MAX_TENSORS, Lazy
 from paradec_jax.io import one_sentence, regular
 from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer, from_pieces
 
 from . import qwen2
-from .engine import ConvertError, Source, note, table_shapes
+from .engine import ConvertError, Json, Source, note, table_shapes
 from .fields import present, token_ids
 
 FIELDS = {  # of config.json, and keys of the metadata without the architecture
@@ -73,7 +73,8 @@ def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
             told = told.replace(f"field {field} ", f"field {key} ")
         raise ConvertError(told) from error
     except Exception as error:  # what is damaged raises errors of many kinds
-        raise ConvertError(f"{path} is missing, damaged or unknown: {one_sentence(error, 99)}") from error
+        why = "it lacks the field " * isinstance(error, KeyError) + one_sentence(error, 99)
+        raise ConvertError(f"{path} is missing, damaged or unknown: {why}") from error
 
 
 def _read(path: Path, dtype: str | None, words: bool) -> Model:
@@ -95,20 +96,19 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
                 raise ValueError("its header has a size beyond the end of the file, or too many values")
             return self.data[offset:end].view(kind.newbyteorder(override_order or self.byte_order))
 
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            if count > MAX_TENSORS:
+                raise ValueError(f"its header has {count} tensors, and {MAX_TENSORS} are allowed")
+            return super()._build_tensor_info(offs, count)
+
     def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)
         if heads:  # whose channels (2i, 2i + 1) turn together there, and (i, i + C/2) here
             array = rearrange(array, "(h c two) ... -> (h two c) ...", h=heads, two=2)
         return array[index]
 
-    class Values(dict[str, Any]):
-        """The metadata."""
-
-        def __missing__(self, name: str) -> Any:
-            raise ConvertError(f"{path} lacks the field {name}")
-
     reader = Reader(regular(path))
-    values = Values({name: field.contents() for name, field in reader.fields.items()})
+    values = {name: field.contents() for name, field in reader.fields.items()}
     end = 0
     for begin, size, name in sorted((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors):
         if begin < end or begin % reader.alignment or begin > len(reader.data):
@@ -144,7 +144,7 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
     return Model(config, params, spec, tokenizer, template, special_tokens=special)
 
 
-def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError where none does."""
     kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
     if kind not in qwen2.MODEL_TYPES:
@@ -183,7 +183,7 @@ def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": factor, **found}
 
 
-def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
+def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
     """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
     model, kind = values.get("tokenizer.ggml.model"), values.get("general.architecture")
     usual = "qwen2" if kind in ("qwen2", "qwen3") else None  # older files name none
@@ -214,7 +214,7 @@ def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     return Tokenizer(backend, str(path))
 
 
-def _special(values: Mapping[str, Any], vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
+def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
     """Special tokens, all that end a text, a turn or a message among them, and texts by their names in templates."""
     texts, model, pre = (values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre"))
 

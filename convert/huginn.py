@@ -1,7 +1,6 @@
 """Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both sides."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ import numpy as np
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.model import Model
 
-from .engine import Row, Source, Table, check_tied, export_tree, fused, layered, read_table
+from .engine import Json, Row, Source, Table, check_tied, export_tree, fused, layered, read_table
 from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
 from .rope import check_rope, inverse_frequencies
 from .weights import write_weights
@@ -72,7 +71,7 @@ def plain_name(name: str) -> str:
     return name.removeprefix(RAW)
 
 
-def read(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
     """As `qwen2.read`."""
     config = parse_config(fields)
     rope_shape = (1, config.max_length, 1, config.head_dim // 2, 2)
@@ -123,7 +122,7 @@ def table(config: RecurrentDepthConfig) -> Table:
     return axes, rows + layered(block, config.coda_layers, "coda", "transformer.coda")
 
 
-def parse_config(fields: Mapping[str, Any]) -> RecurrentDepthConfig:
+def parse_config(fields: Json) -> RecurrentDepthConfig:
     """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
     ours = parse_fields(fields, FIELDS)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
@@ -161,7 +160,7 @@ def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
     return FIXED | INFORMATIVE | fields | _derived(config) | more
 
 
-def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
+def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     """Special tokens: those of config.json, joined to the release's where the vocabulary is the release's.
 
     Ids beyond the vocabulary are dropped: small models of the original code inherit the release's.

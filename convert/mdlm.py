@@ -5,7 +5,7 @@ The released files agree in the network and differ in what is around it: MDLM's 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,18 @@ from paradec_jax.model import Model
 from paradec_jax.models.denoiser import FREQUENCIES
 
 from . import torch_files
-from .engine import ConvertError, Row, Source, Table, export_tree, fused, layered, read_table, table_shapes
+from .engine import (
+    ConvertError,
+    Json,
+    Row,
+    Source,
+    Table,
+    export_tree,
+    fused,
+    layered,
+    read_table,
+    table_shapes,
+)
 from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
 from .rope import check_rope, inverse_frequencies
 from .weights import write_weights
@@ -74,7 +85,7 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
         yield model
 
 
-def read(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
     """As `qwen2.read`, of a config.json that is flat or nested."""
     fields = flat(fields)
     if not fields.get("vocab_size"):
@@ -158,7 +169,7 @@ def parameter_order(config: MaskedDiffusionConfig) -> list[str]:
     return [*names[:first], *blocks, *names[last:]]
 
 
-def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+def flat(fields: Json) -> dict[str, Any]:
     """The fields of MDLM's config.json; those of a nested training config under the same names.
 
     Raises:
@@ -175,7 +186,7 @@ def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **found, "model": None, "model_type": MODEL_TYPES[0]}
 
 
-def parse_config(fields: Mapping[str, Any]) -> MaskedDiffusionConfig:
+def parse_config(fields: Json) -> MaskedDiffusionConfig:
     """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
     check_fixed(fields, FIXED)
     return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
@@ -188,7 +199,7 @@ def format_config(config: MaskedDiffusionConfig) -> dict[str, Any]:
     return FIXED | fields | kind | {"torch_dtype": config.dtype}
 
 
-def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
+def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     """Special tokens: those of config.json; of a known vocabulary where it names no mask.
 
     Raises:

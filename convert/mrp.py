@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig
@@ -10,7 +9,7 @@ from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import ResidualHead
 
 from . import qwen2
-from .engine import ConvertError, Row, Source, Table, export_tree, layered, read_table, table_shapes
+from .engine import ConvertError, Json, Row, Source, Table, export_tree, layered, read_table, table_shapes
 from .fields import Fields, built, check_fixed, parse_fields
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
@@ -21,7 +20,7 @@ FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 
 
 def read(
-    tensors: Source, fields: Mapping[str, Any], backbone: BlockDiffusionConfig, dtype: str | None = None
+    tensors: Source, fields: Json, backbone: BlockDiffusionConfig, dtype: str | None = None
 ) -> ResidualHead | None:
     """The head of a backbone, its parameters read when they are asked for; None where config and folder have none.
 

@@ -23,18 +23,18 @@ from paradec_jax.model import Model
 
 from . import qwen2
 from .checkpoint import BY_FAMILY, all_finite
-from .engine import ConvertError, Row, Source, check_tensors, note, read_json
+from .engine import ConvertError, Json, Row, Source, check_tensors, note, read_json
 from .fields import matches, write_json
-from .torch_files import Archive, named_tensors
 
 STEM, HOLDER = "adapter_model", "base_model.model."
 PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_rslora": (True, False, None),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others begin with a change of W
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
-KNOWN = "r lora_alpha rank_pattern alpha_pattern use_rslora lora_dropout inference_mode task_type revision "
+KNOWN = "r lora_alpha rank_pattern alpha_pattern lora_dropout inference_mode task_type revision "
 KNOWN += (
     "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules layers_to_transform "
 )
@@ -63,12 +63,12 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             )
     rename = BY_FAMILY[config.family].plain_name
     file = folder / f"{STEM}.safetensors"
-    if file.exists() or not (pickled := file.with_suffix(".bin")).exists():
-        stored = open_tensors(file)
-    else:
-        archive = Archive(pickled)
-        stored = named_tensors(archive, archive.tree)
+    if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
+        raise ConvertError(f"{pickled} is a pickle, which is never unpickled; convert it to safetensors")
+    stored = open_tensors(file)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
+    if len(tensors) < len(stored):
+        raise ConvertError(f"{folder} has a tensor under two names")
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
@@ -94,10 +94,11 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     ]
     if lacking and not fields.get("layers_to_transform"):
         note(f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}")
-    parts = {
-        path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
-        for path, (name, share, scale) in adapter.items()
-    }
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        parts = {
+            path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
+            for path, (name, share, scale) in adapter.items()
+        }
     return unflatten_dict(parts, sep="/")
 
 
@@ -164,7 +165,7 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
     return axes, modules
 
 
-def _patterns(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
     """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here none is run."""
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given):
@@ -175,7 +176,7 @@ def _patterns(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     return [(f".{part}".replace(".^", "^.").rstrip("$"), value) for part, value in each]
 
 
-def _rank_and_scale(fields: Mapping[str, Any], ranks: Any, scales: Any, module: str) -> tuple[int, float]:
+def _rank_and_scale(fields: Json, ranks: Any, scales: Any, module: str) -> tuple[int, float]:
     """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
     found: list[Any] = []
     for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):

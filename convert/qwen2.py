@@ -17,7 +17,7 @@ from paradec_jax.config.rotary import KINDS
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
-from .engine import ConvertError, Row, Source, Table, check_tied, export_tree, layered, read_table
+from .engine import ConvertError, Json, Row, Source, Table, check_tied, export_tree, layered, read_table
 from .fields import (
     Fields,
     built,
@@ -80,9 +80,7 @@ UNSCALED = ("linear", "dynamic")  # kinds whose original length is max_position_
 ROPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"}
 
 
-def read(
-    source: Source, fields: Mapping[str, Any], dtype: str | None = None, words: Path | None = None
-) -> Model:
+def read(source: Source, fields: Json, dtype: str | None = None, words: Path | None = None) -> Model:
     """The model of a Hugging Face folder, without a tokenizer; its parameters are read when they are asked for.
 
     Args:
@@ -100,7 +98,7 @@ def read(
 
 
 def read_params(
-    source: Source, fields: Mapping[str, Any], config: AnyTransformer, dtype: str | None
+    source: Source, fields: Json, config: AnyTransformer, dtype: str | None
 ) -> tuple[dict[str, Any], AnyTransformer]:
     """The parameters, and the config with its two types as `fields` and the tensors say them.
 
@@ -127,9 +125,7 @@ def write(folder: Path, model: Model) -> None:
     write_layout(folder, model, model_type(cast(CausalConfig, model.config)), {}, {})
 
 
-def write_layout(
-    folder: Path, model: Model, kind: str, more: Mapping[str, Any], further: Mapping[str, Lazy]
-) -> None:
+def write_layout(folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
@@ -213,7 +209,7 @@ def check_layout(config: TransformerConfig, kind: str) -> None:
         raise ConvertError(f"config.json of a {kind} has no place for {field} of this model")
 
 
-def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: Any) -> AnyTransformer:
+def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTransformer:
     """Our config, without the two types, from the official fields.
 
     Args:
@@ -245,7 +241,7 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
     return built(cls, ours | more)
 
 
-def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _sliding(fields: Json, layers: int) -> dict[str, Any]:
     """Our fields of the sliding windows that layers have, none where no layer has one. Raises ConvertError."""
     given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
     layers = min(layers, MOST_TYPES)  # more are refused where they have no tensors
@@ -266,7 +262,7 @@ def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {"sliding_window": given["window"], "sliding_layers": of[:period]} if any(of) else {}
 
 
-def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(fields: Json) -> dict[str, Any]:
     """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for several things."""
     found = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None]
     if all(isinstance(one, dict) for one in found):
@@ -276,7 +272,7 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     raise ConvertError(f"rope_parameters and rope_scaling of config.json must be one object, not {found!r}")
 
 
-def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> RopeScaling | None:
+def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
     """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming the field."""
     check_fixed(rope, {"partial_rotary_factor": FIXED["partial_rotary_factor"]})
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -325,9 +321,7 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
     }
 
 
-def parse_tokens(
-    folder: Path, fields: Mapping[str, Any], vocab_size: int, words: Path | None = None
-) -> TokenSpec:
+def parse_tokens(folder: Path, fields: Json, vocab_size: int, words: Path | None = None) -> TokenSpec:
     """Special tokens: those of generation_config.json, then those of config.json; all that end a text are kept.
 
     Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if the

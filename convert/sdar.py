@@ -14,7 +14,7 @@ from paradec_jax.disk.tensors import Lazy
 from paradec_jax.model import Model
 
 from . import mrp, qwen2
-from .engine import ConvertError, Source, parted
+from .engine import ConvertError, Json, Source, parted
 from .fields import parse_fields
 
 FAMILY = "block_diffusion"
@@ -32,7 +32,7 @@ LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 
 def read(
     source: Source,
-    fields: Mapping[str, Any],
+    fields: Json,
     dtype: str | None = None,
     *,
     kind: str | None = None,
@@ -90,7 +90,7 @@ def write(folder: Path, model: Model) -> None:
     qwen2.write_layout(folder, model, layout, more, further)
 
 
-def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:
+def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:
     """The shape, but for the two types; errors as of `qwen2.parse_config`, and for an impossible block length."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
@@ -105,7 +105,7 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
 
 def parse_tokens(
     folder: Path,
-    fields: Mapping[str, Any],
+    fields: Json,
     vocab_size: int,
     mask: int | None,
     alignment: str | None,

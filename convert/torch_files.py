@@ -155,8 +155,10 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
     def _read_tree(self) -> Any:
         names = self._zip.namelist()
-        if any(entry.compress_type for entry in self._zip.infolist()):
-            raise ConvertError(f"{self.path} is a zip file, but not of PyTorch, which compresses nothing")
+        if len({*names}) < len(names) or any(entry.compress_type for entry in self._zip.infolist()):
+            raise ConvertError(
+                f"{self.path} is a zip file, but not of PyTorch, which compresses nothing and repeats no name"
+            )
         found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(found) != 1:
             raise ConvertError(f"{self.path} is a zip file, but not of PyTorch: it has no data.pkl")
@@ -197,7 +199,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             content = self._storage(tensor.storage)
             try:
                 array = np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 raise self._short(tensor.storage) from error
             return array[index]
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
-import jinja2
-
 from paradec_jax.template import MARKS, render
 from paradec_jax.template import check as check
 
@@ -26,8 +24,11 @@ THOUGHTS = {
 }  # names of an assistant's thought
 ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
 # A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
-NONE = re.compile(r"\bcontent['\"\])]* is (not )?none")
-TEXT = re.compile(r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})")
+NONE = re.compile(r"(?i)\bcontent['\"\])]*\s*(is\s+(not\s+)?|[!=]=\s*)none")
+TEXT = re.compile(
+    r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})"
+    r"|(?>.*arguments)(?!['\"\]\s]*\[|.*(tojson|items))"
+)
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -61,10 +62,19 @@ def named_templates(value: Any) -> dict[str, str]:
 def special_tokens(model: Any) -> dict[str, str]:
     """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
     spec, words = model.token_spec, model.tokenizer
-    ids = {"bos_token": spec.bos, "eos_token": [*spec.stop, None][0], "pad_token": spec.pad}
-    ids["mask_token"] = spec.mask
-    known = {name: words and i is not None and words.token_text(i) for name, i in ids.items()}
+    ids = {
+        "bos_token": spec.bos,
+        "eos_token": [*spec.stop, None][0],
+        "pad_token": spec.pad,
+        "mask_token": spec.mask,
+    }
+    known = {name: words.token_text(i) for name, i in ids.items() if words and i is not None}
     return {name: text for name, text in known.items() if text} | dict(model.special_tokens)
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are neither null nor an empty list."""
+    return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 def object_of(talk: Any) -> dict[str, Any]:
@@ -74,15 +84,15 @@ def object_of(talk: Any) -> dict[str, Any]:
 
 @functools.cache
 def reads(template: str) -> set[str]:
-    """Names and texts in quotes of a template's program."""
-    tokens = jinja2.Environment().lex(template)
+    """Names and texts in quotes of a template's program. Raises ValueError as `check`."""
+    tokens = check(template).environment.lex(template)
     return {text.strip("'\"") for _, kind, text in tokens if kind in ("name", "string")}
 
 
 def joined(content: Any) -> str:
     """The text of a message's content, which may be a list of parts. Raises ValueError for a part that is none."""
     texts = []
-    for part in content if isinstance(content, list) else [content or ""]:
+    for part in content if isinstance(content, list) else ["" if content is None else content]:
         match part:
             case str(text) | {"type": "text", "text": str(text)}:
                 texts.append(text)
@@ -94,39 +104,40 @@ def joined(content: Any) -> str:
 def prepared(template: str, talk: Any) -> dict[str, Any]:
     """What a template is given of a conversation, in the form that it reads; a warning names what it does not read.
 
-    Fields that are null are absent. Thoughts and arguments of calls get the name and the form of the template.
+    Fields that are null or an empty list are absent. Thoughts and arguments of calls get the name and the form of the
+    template.
 
     Raises:
       ValueError: a message without content, content that is no text, or what must be JSON and is not.
     """
-    given, known, done = object_of(talk), reads(template), []
+    given, known, done = present(object_of(talk)), reads(template), []
     messages = given.pop("messages", None)
-    names = {one: other for one, other in THOUGHTS.items() if one not in known and other in known}
     try:
         given |= given.pop("chat_template_kwargs", {})
         render("", messages, True, **given)  # refuses what are no messages, and their names
         match given:
             case {"tools": str(tools)}:
-                given["tools"] = json.loads(tools)
+                given["tools"] = json.loads(tools or "null") or None
         for message in messages:
-            fields = copy.deepcopy(
-                {names.get(name, name): value for name, value in message.items() if value is not None}
-            )
-            if len(fields) < 2:
+            fields = copy.deepcopy(present(message))
+            for name, other in THOUGHTS.items():
+                if name in fields and other in known and not fields.get(other):
+                    fields[other] = fields.pop(name)
+            if not fields.keys() - {"role", "name", "weight", "train"}:
                 raise ValueError("it has no content")
-            content = fields.get("content")
-            fields["content"] = None if content is None and NONE.search(template) else joined(content)
-            for call in fields.get("tool_calls", ()):
+            content, calls = fields.get("content"), fields.get("tool_calls", ())
+            none = content is None or (calls and content == "")
+            fields["content"] = None if none and NONE.search(template) else joined(content)
+            for call in calls:
                 function = call.get("function", call)
-                match function.get("arguments"), bool(TEXT.match(template)):
-                    case str(text), False:
-                        function["arguments"] = json.loads(text or "{}")
-                    case dict(value), True:
-                        function["arguments"] = json.dumps(value, ensure_ascii=False)
+                text = function.get("arguments") or "{}"
+                if not isinstance(text, str):
+                    text = json.dumps(text, ensure_ascii=False)
+                function["arguments"] = text if TEXT.match(template) else json.loads(text)
             done.append(fields)
     except Exception as error:  # of any form that somebody else's data may have
         raise ValueError(f"message {len(done)} or tools: {error}") from error
-    if unread := {*given}.union(*done) - known - {"role", "content", "weight", "train"}:
+    if unread := {*present(given)}.union(*done) - known - {"role", "content", "weight", "train"}:
         warnings.warn(f"the chat template does not read {', '.join(sorted(unread))}", stacklevel=2)
     return given | {"messages": done}
 
@@ -171,10 +182,10 @@ def as_prompts(
     for i, talk in enumerate(conversations):
         text, talk = conversation(model, talk, not continue_last), object_of(talk)
         *asked, last = talk["messages"]
-        if (last["role"] == "assistant") != continue_last:
+        if (last["role"] == "assistant") != continue_last or last.get("tool_calls"):
             raise ValueError(
                 f"conversation {i} ends with the role {last['role']}: continue_last goes on with the words of an "
-                "assistant, and without it those of others are answered"
+                "assistant that makes no calls, and without it those of others are answered"
             )
         if continue_last:
             begun = {**last, "content": joined(last.get("content")) + ANSWER}
@@ -233,8 +244,8 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
             before = write(i, prompt=True)
         except ValueError:  # no messages, or too few for the template
             before = ""
-        start = commonprefix([whole, other, before or whole])  # noqa: RUF071  (at most up to the content)
-        before = before or start
+        head = commonprefix([whole, other])  # noqa: RUF071  (at most up to the content)
+        before = before or head
         answer = whole.removeprefix(before)
         if not whole.startswith(before):  # it opens a thought, which the template leaves out of the history
             if not whole.startswith(write(i)):
@@ -242,10 +253,12 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
                     "the chat template has no {% generation %} marks, and its text of the messages before "
                     f"message {i} is no beginning of the text with it: which words are the assistant's is unknown"
                 )
-            answer, words = whole[len(start) :], joined(messages[i].get("content"))
-            if words.strip() not in answer:
-                opened = before[len(start) :]
+            answer, words = whole.removeprefix(head), joined(messages[i].get("content"))
+            if not answer.startswith(words.strip()):
+                # What differs begins with a whole tag: "<think>" and "</think>" share no "<".
+                shared = re.sub(r"[<\[][^<>\[\]]*$", "", commonprefix([head, before]))  # noqa: RUF071
+                opened = before.removeprefix(shared)
                 words = words.removeprefix(opened).removeprefix(opened.strip())
-                answer = words + other.partition(ANSWER)[2]
+                answer = words + write(i, {**messages[i], "content": ANSWER}).partition(ANSWER)[2]
         found.append((before, answer))
     return found

@@ -40,6 +40,18 @@ def regular(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def text_of(path: Path, most: int = 2**26) -> str:
+    """The text of a regular file of at most so many bytes, UTF-8 with or without a byte order mark.
+
+    Raises:
+      ValueError: another file.
+      OSError: a file that cannot be read.
+    """
+    if (size := regular(path).stat().st_size) > most:
+        raise ValueError(f"{path} has {size} bytes, and {most} are allowed")
+    return path.read_bytes().decode("utf-8-sig")
+
+
 def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
     """The object in a JSON file, UTF-8 with or without a byte order mark; `finite` refuses NaN and infinities in it.
 
@@ -47,7 +59,6 @@ def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
       ValueError: a file that is no JSON, or holds anything else.
       OSError: a file that cannot be read.
     """
-    regular(path)
 
     def number(text: str) -> float:
         if finite and not math.isfinite(float(text)):
@@ -55,7 +66,7 @@ def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
         return float(text)
 
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=number, parse_constant=number)
+        value = json.loads(text_of(path, 2**24), parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

@@ -25,6 +25,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
 from paradec_jax.disk.folders import (
     ADAPTER_CONFIG,
@@ -37,7 +38,7 @@ from paradec_jax.disk.folders import (
 )
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
-from paradec_jax.io import read_object, regular, sha256_of
+from paradec_jax.io import read_object, sha256_of, text_of
 from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
@@ -197,7 +198,7 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
     facts = {
         "token_spec": _built(TokenSpec, description["token_spec"]),
         "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
-        "chat_template": regular(template).read_bytes().decode() if template.exists() else None,
+        "chat_template": text_of(template) if template.exists() else None,
         "special_tokens": description.get("special_tokens", {}),
         "sampling": description.get("sampling", {}),
         "decoder": description.get("decoder"),
@@ -237,10 +238,10 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
 
 
 def digest_of(source: str) -> str:
-    """SHA-256 of the digests of a model's files, whatever their form."""
+    """SHA-256 of the digests of a model's files, whatever their form; notes beside them are none."""
     place, digest = locate(source), hashlib.sha256()
     for file in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if file.is_file() and file.name != MARKER:
+        if file.is_file() and file.name != MARKER and file.suffix not in (".md", ".txt", ""):
             digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()
 
@@ -298,7 +299,7 @@ def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer 
     size = config.vocab_size
     optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
     for token in (*optional, *token_spec.stop, token_spec.pad):
-        if not 0 <= token < size:
+        if isinstance(token, bool | float) or not 0 <= token < size:
             raise StoreError(f"token_spec holds {token!r}, which is no id of a vocabulary of {size}")
     if tokenizer is not None and tokenizer.vocab_size > size:
         last = tokenizer.vocab_size - 1
@@ -309,11 +310,7 @@ def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer 
 
 def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
     """Refuses parameters of other paths, shapes or types than a config asks for, and unknown types."""
-    for name in ("dtype", "param_dtype"):
-        if getattr(config, name) not in PARAM_DTYPES:
-            raise StoreError(
-                f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
-            )
+    check_words(config, dtype=PARAM_DTYPES, param_dtype=PARAM_DTYPES)
     fields = vars(config).items()
     layers = max(value for name, value in fields if name.endswith("layers") and isinstance(value, int))
     if layers > len(leaves):  # before the shapes of so many are made

@@ -10,11 +10,11 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from paradec_jax.io import one_sentence, regular
+from paradec_jax.io import one_sentence, text_of
 
 FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
-LONGEST_PIECE = 256  # characters; each is cut everywhere
+LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
 # Tokens that byte fallback joins: one wrong byte spoils its neighbours.
 ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
@@ -59,7 +59,7 @@ class Tokenizer:
         if not path.exists():
             raise FileNotFoundError(f"no tokenizer at {path}: expected a tokenizer.json file")
         backend = _asked(
-            lambda: tokenizers.Tokenizer.from_str(regular(path).read_text(encoding="utf-8-sig")),
+            lambda: tokenizers.Tokenizer.from_str(text_of(path)),
             f"{path} is not a tokenizer.json that can be read",
         )
         backend.no_padding()
@@ -224,10 +224,11 @@ def from_pieces(
       blank: whether a blank is put before a text.
 
     Raises:
-      ValueError: a piece that is longer than `LONGEST_PIECE`.
+      ValueError: a piece that is longer than `LONGEST_PIECE`, or all together than `ALL_PIECES`.
     """
-    if (longest := max(map(len, scores), default=0)) > LONGEST_PIECE:
-        raise ValueError(f"a piece of {longest} characters is longer than {LONGEST_PIECE}")
+    for of, count, most in (("a piece", max, LONGEST_PIECE), ("the list of pieces", sum, ALL_PIECES)):
+        if (size := count([0, *map(len, scores)])) > most:
+            raise ValueError(f"{of} of {size} characters is longer than {most}")
     cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
     pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
     pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))

@@ -106,10 +106,11 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             chat.render(template, [USER])
 
-    @pytest.mark.parametrize("template", ["{% if %}", "{{ " + "(" * 5000])
+    @pytest.mark.parametrize("template", ["{% if %}", "{{ 'a", "{{ " + "(" * 5000])
     def test_what_does_not_parse(self, template):
-        with pytest.raises(ValueError, match="chat template"):
-            chat.check(template)
+        for check in (chat.check, chat.reads):
+            with pytest.raises(ValueError, match="chat template"):
+                check(template)
 
     def test_a_check_computes_nothing(self):
         chat.check("{{ 9 ** 9 ** 9 }}{{ raise_exception('no') }}")

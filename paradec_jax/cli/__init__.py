@@ -45,7 +45,7 @@ def _arguments(argv: Sequence[str]) -> list[str]:
         argv = ["generate", *generate.with_decoder(argv[1:])]
     words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        if word in ("--model", "--out") and (not after or after.startswith("--")):
+        if word in ("--model", "--out", "--html", "--texts") and (not after or after.startswith("--")):
             raise ValueError(f"{word} needs a value")
         if word != "--model" or argv[0] != "compare":
             words.append(word)

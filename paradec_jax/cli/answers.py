@@ -16,6 +16,7 @@ from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import Family, choose
 from paradec_jax.generate import NEW_TOKENS, lacks_head
+from paradec_jax.io import text_of
 
 GROUP = 3  # settings that are decoded and timed, next to the baseline, before their rows are written
 
@@ -111,7 +112,7 @@ def _rendered(model: store.Model, problems: Sequence[Problem]) -> tuple[store.Mo
 def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], Row]:
     """The rows of a file by model, decoder and label. Raises ValueError for those of other models or options."""
     try:
-        rows = json.loads(Path(file).read_text(encoding="utf-8"))
+        rows = json.loads(text_of(Path(file)))
         begun = {(row["model"], row["decoder"], row["label"]): {"megabytes": None} | row for row in rows}
         before = {row["model"]: row["made_with"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from rich.table import Table
 from tyro.conf import arg
 
 from paradec_jax.disk.folders import ASSETS
-from paradec_jax.io import atomic_write_text, regular
+from paradec_jax.io import atomic_write_text, text_of
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
@@ -24,7 +24,7 @@ ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has
 # Whether a text is what an option writes.
 OWN: dict[str, Callable[[str], Any]] = {
     "json": lambda text: (rows := json.loads(text)) and all(row.keys() >= ROW for row in rows),
-    "html": lambda text: text.startswith(TEMPLATE.read_text("utf-8").partition(PLACE)[0]),
+    "html": lambda text: text.startswith(text_of(TEMPLATE).partition(PLACE)[0]),
     "texts": lambda text: all(json.loads(line).keys() == {"text"} for line in text.splitlines()),
 }
 WIDTH = 180  # characters of a line where the output is no terminal
@@ -83,7 +83,7 @@ def progress() -> Iterator[Any]:
 
 def check_place(option: str, path: str | None) -> None:
     """Refuses a path of an option in no folder, or where another's file stands, before anything is computed."""
-    if path in (None, "-"):
+    if path is None or (path, option) == ("-", "json"):
         return
     place = Path(path).absolute()
     if not place.parent.is_dir():
@@ -92,8 +92,7 @@ def check_place(option: str, path: str | None) -> None:
         folder = option == "texts" and file == place
         with contextlib.suppress(Exception):  # whatever text may stand there
             if not os.path.lexists(file) or (
-                not file.is_symlink()
-                and (file.is_dir() if folder else OWN[option](regular(file).read_text("utf-8")))
+                not file.is_symlink() and (file.is_dir() if folder else OWN[option](text_of(file)))
             ):
                 continue
         raise ValueError(f"--{option} cannot write {path}: {file} exists and is not what this option writes")

@@ -16,7 +16,7 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import Generation, Task, tokenizer_of
-from paradec_jax.io import atomic_write_text
+from paradec_jax.io import atomic_write_text, text_of
 from paradec_jax.timing import Case, measure
 from paradec_jax.tokenizer import BROKEN, Tokenizer
 
@@ -40,7 +40,7 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
         "runs": runs,
     }
     text = json.dumps(trace, allow_nan=False).replace("<", "\\u003c")  # so that no text ends its script
-    atomic_write_text(path, TEMPLATE.read_text(encoding="utf-8").replace(PLACE, text, 1))
+    atomic_write_text(path, text_of(TEMPLATE).replace(PLACE, text, 1))
     return generations[0]
 
 

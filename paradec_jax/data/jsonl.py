@@ -7,7 +7,6 @@ turn: none of it counts.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import glob
@@ -15,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +27,10 @@ from jaxtyping import Bool, Int32, Int64
 from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.lines import ANSWERS, line_of
-from paradec_jax.disk.folders import staged
+from paradec_jax.disk.folders import foreign, staged
 from paradec_jax.io import json_line, read_object, regular, sha256_of
 
 FORMAT = 2  # of the arrays in a folder
-ARRAYS = ("ids", "counted", "starts.npy")
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
@@ -112,16 +111,13 @@ def read_examples(
     for path in files:
         digest.update(sha256_of(path).encode())
     place = Path(folder) / digest.hexdigest()[:16]
-    whole = False
-    with contextlib.suppress(Exception):
-        whole = read_object(place / "about.json")["sha256"] == [sha256_of(place / name) for name in ARRAYS]
-    if not whole:
-        if place.exists():
-            print(f"{place} is not as it was written: its tokens are made again from the lines")
-        with staged(place, overwrite=True) as temporary:
+    if place.exists() and foreign(place):
+        place.rename(f"{place}.{uuid.uuid4().hex}")  # nothing is replaced
+        print(f"{place} is not as it was written: its tokens are made again from the lines")
+    if not place.exists():
+        with staged(place) as temporary:
             _write(temporary, files, model, length, long, skip_bad, prompts)
     about = read_object(place / "about.json")
-    del about["sha256"]
     ids = np.memmap(place / "ids", np.int32, "r")
     counted = np.memmap(place / "counted", bool, "r")
     return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
@@ -170,7 +166,6 @@ def _write(
         f"{'generation marks' if 'endgeneration' in chat.reads(template) else 'prefixes'}"
     )
     about = {"counts": counts, "rule": rule or ""}
-    about["sha256"] = [sha256_of(folder / name) for name in ARRAYS]
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
@@ -226,7 +221,11 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
         counted = [i >= first for i in range(len(ids))]
         if not (alone or any(counted[1:])):
             continue
-        if not (alone or stop or any(i in spec.stop or words.stands_alone(i) for i in added[-3:])):
+        if not (
+            alone
+            or stop
+            or any(i in spec.stop or words.stands_alone(i) for i in words.encode(text.rstrip())[-1:])
+        ):
             notes.append("without an end of the turn that counts")
         whole, marks = rows[-1]
         if ids[: len(whole)] == whole:  # the prompt of this answer begins with the row before

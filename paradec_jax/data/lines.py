@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from typing import Any
 
 ANSWERS = ("response", "answer", "completion")
-ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}  # those of "from" with another name
+ROLES = {  # by the names that "from" has
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 
 
@@ -51,8 +59,8 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
             f'{kind} must be a list of objects with "role" and "content", or a string, as its answer, '
             f"not {content!r:.40} and {reply!r:.40}"
         ) from None
-    for turn in turns if kind == "conversations" else ():
-        role, turn["content"] = turn.pop("from", turn.get("role")), turn.pop("value", turn.get("content"))
-        turn["role"] = ROLES.get(role, role)
+    for turn in turns:
+        if turn.get("from") in [*ROLES]:  # or else it has no role, which the template's messages need
+            turn |= {"role": ROLES[turn.pop("from")], "content": turn.pop("value", None)}
     more = {name: fields.pop(name) for name in VARIABLES if name in fields}
     return "messages", {"messages": turns} | more, None, [*fields]

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.io import lock, one_sentence, read_object
+from paradec_jax.io import lock, one_sentence, read_object, sha256_of
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
-MARKER = ".paradec.json"  # in a folder that `staged` has written: its files, and the mark of its run
+MARKER = (
+    ".paradec.json"  # in a folder that `staged` has written: digests of its files, its run by its own name
+)
 CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
 IS_ADAPTER = "the folder holds an adapter; name its base model, and give the folder with --adapter"
@@ -65,7 +67,8 @@ def staged(
             check_replaceable(folder, overwrite, run)
             new.mkdir()
             yield new
-            (new / MARKER).write_text(json.dumps({"files": os.listdir(new), "run": run}))
+            files = {path.name: sha256_of(path) for path in new.iterdir()}
+            (new / MARKER).write_text(json.dumps({**files, MARKER: run}))
             check_replaceable(folder, overwrite, run)  # another may have written it meanwhile
             if (folder / MARKER).exists():  # an empty folder is replaced by the rename alone
                 folder.rename(old)
@@ -92,15 +95,12 @@ def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = N
     there = [*folder.glob("*")]
     if there and not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    marker = _marker(folder)
-    known = [MARKER, *marker.get("files", [])]
-    for path in there:
-        if path.name not in known or path.is_symlink() or not path.is_file():
-            raise StoreError(
-                f"{folder} exists and is not a model folder as this program wrote it (it has {path.name}), so it is "
-                "not overwritten"
-            )
-    if there and run not in (None, marker.get("run")):
+    if there and (name := foreign(folder)):
+        raise StoreError(
+            f"{folder} exists and is not a model folder as this program wrote it (see {name}), so it is not "
+            "overwritten"
+        )
+    if there and run not in (None, _marker(folder).get(MARKER)):
         raise StoreError(f"{folder} exists and is not of this run, so it is not overwritten")
 
 
@@ -110,6 +110,17 @@ def _marker(folder: Path) -> dict[str, Any]:
         return {} if folder.is_symlink() else read_object(folder / MARKER)
     except (OSError, ValueError):
         return {}
+
+
+def foreign(folder: Path) -> str | None:
+    """What is in a folder, or should be, and is not as `staged` wrote it; None where all is."""
+    known = _marker(folder)
+    for name in {*known, *os.listdir(folder)}:
+        path = folder / name
+        same = name == MARKER or (path.is_file() and known.get(name) == sha256_of(path))
+        if path.is_symlink() or not same:
+            return name
+    return None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from paradec_jax.disk.folders import StoreError
 from paradec_jax.io import regular
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-MAX_HEADER_BYTES = 2**24  # of many tensors
+MAX_HEADER_BYTES, MAX_TENSORS = 2**24, 20_000  # of a file
 MAX_SHARD_BYTES = 256 * 10**6  # the writer has all tensors of a file in memory
 
 
@@ -63,6 +63,8 @@ def open_tensors(path: Path) -> dict[str, Lazy]:
     def once(pairs: list[tuple[str, Any]]) -> None:
         if len(dict(pairs)) < len(pairs):
             raise ValueError("its header has a name twice")
+        if len(pairs) > MAX_TENSORS:
+            raise ValueError(f"its header has {len(pairs)} names, and {MAX_TENSORS} are allowed")
 
     try:
         with regular(path).open("rb") as header:

@@ -5,6 +5,7 @@ on so. One of alignment "own" has to look back one position; `look_back` puts a 
 passes everything through until it has learned.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -109,8 +110,11 @@ class Blocks(Ranged):
         assert words is not None  # which has read the data
         used = {spec.bos, spec.pad, *spec.stop, *np.unique(job.examples.ids).tolist()}
         if job.model.chat_template:
-            asked = conversation(job.model, [{"role": "user", "content": "?"}])
-            used.update(words.encode(job.model.chat_template + asked))
+            used.update(words.encode(job.model.chat_template))
+            asked = {"role": "user", "content": "?"}
+            for role in ("system", "assistant", "tool"):
+                with contextlib.suppress(ValueError):  # of a role that the template refuses
+                    used.update(words.encode(conversation(job.model, [asked, {**asked, "role": role}])))
         rows, special = (
             range(words.vocab_size, size),
             filter(words.is_special, reversed(range(words.vocab_size))),

@@ -14,7 +14,7 @@ from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from paradec_jax.disk.folders import check_replaceable
 from paradec_jax.io import atomic_write_text, read_object
-from paradec_jax.train.checkpoint import hold
+from paradec_jax.train.checkpoint import hold, holder_of
 from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
 
 # Options that --allow leaves as they were.
@@ -39,6 +39,7 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
             return ""
         path, mine = folder / "recipe.json", json.loads(json.dumps(options, default=str))
         old = path.exists()
+        holder_of(folder)  # refuses another's file
         names = rf"(recipe|config)\.json|metrics\.jsonl|data|model|adapter|round-.*|{mine.get('objective')}"
         for place in (folder, *(place for place in folder.glob("*") if re.fullmatch(names, place.name))):
             file = place.is_file()
@@ -46,9 +47,9 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
                 place.is_symlink()
                 or file != (".json" in place.name)
                 or not (
-                    old
+                    (old and place.name != "metrics.jsonl")
                     or place in (folder, folder / "data")
-                    # Of a run whose recipe is gone, the metrics may be replaced.
+                    # The metrics of a run, its recipe may be gone.
                     or (file and re.search(rb'"blend": .*"before": {.*"after": {.*}}$', place.read_bytes()))
                 )
             ):

@@ -51,7 +51,6 @@ class Jacobi(Ranged):
       block: tokens of a block, of each round one number; later rounds start from the model of the one before.
       new_tokens: most tokens of an answer.
       problems: prompts of a round; all of them by default.
-      collect_minutes: minutes after which a round trains on the answers that it has.
       rows: prompts that are decoded together.
       order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate), which
         teaches most in the clean context of the default rules (experiments/jacobi/RESULTS.md).
@@ -65,7 +64,6 @@ class Jacobi(Ranged):
     block: tuple[int, ...] = (16,)
     new_tokens: int = 256
     problems: int | None = None
-    collect_minutes: float | None = None
     rows: int = 32
     order: Literal["linear", "reverse", "random", "uniform"] = "uniform"
     rehearse: float = 0.2
@@ -114,13 +112,10 @@ class Jacobi(Ranged):
             claim(folder, block, settings | {"model": sum(checksums(model.params))})
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
-            limit = np.inf if self.collect_minutes is None else time.monotonic() + 60 * self.collect_minutes
             for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
                 if time.monotonic() > job.until:
                     print("the minutes are over before all answers are there: the same command goes on")
                     return
-                if time.monotonic() > limit:
-                    break
                 of = ids[np.resize(batch, request.batch)].tolist()
                 found = collect(case.decoder, case.params, request, of)
                 append(folder, found[: len(batch)])

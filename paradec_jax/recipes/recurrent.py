@@ -2,10 +2,9 @@
 
 ::
 
-    r ~ draw(M(t)),    M(t) = first_mean + p (mean - first_mean),    p = clip((t / T - begin) / (end - begin), 0, 1)
+    r ~ draw(M(t)),    M(t) = first_mean + t / T (mean - first_mean)
 
-for update t of T, where growth is (begin, end). Only the last recurrences carry gradient (Geiping et al. 2025,
-arXiv 2502.05171, section 3).
+for update t of T. Only the last recurrences carry gradient (Geiping et al. 2025, arXiv 2502.05171, section 3).
 """
 
 import dataclasses
@@ -34,7 +33,6 @@ class Recurrent(Ranged):
       draw: distribution of the recurrences, of mean M + 1 (poisson_lognormal) or M (exponential).
       mean: M; the recurrences of the model's config by default.
       first_mean: M before it grows; `mean` by default.
-      growth: shares of the run between which M grows.
       backprop_depth: last recurrences that carry gradient; as the model's config by default.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
     """
@@ -42,7 +40,6 @@ class Recurrent(Ranged):
     draw: Literal["poisson_lognormal", "exponential"] = "poisson_lognormal"
     mean: float | None = None
     first_mean: float | None = None
-    growth: tuple[float, float] = (0.0, 1.0)
     backprop_depth: int | None = None
     chunk: int | None = 256
 
@@ -50,19 +47,18 @@ class Recurrent(Ranged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        begin, end = self.growth
-        if not begin < end <= 1 or 0 in (self.mean, self.first_mean):
-            raise ValueError("growth must be two shares, the first one below the second, and means above 0")
+        if 0 in (self.mean, self.first_mean):
+            raise ValueError("mean and first_mean must be above 0")
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
         network, data = job.model.network, job.batches(job.examples)
         updates = job.updates(data)
         last = network.config.mean_recurrence if self.mean is None else self.mean
-        first, (begin, end) = last if self.first_mean is None else self.first_mean, self.growth
+        first = last if self.first_mean is None else self.first_mean
 
         def mean(step: jax.Array) -> jax.Array:
-            return first + jnp.clip((step / updates - begin) / (end - begin), 0.0, 1.0) * (last - first)
+            return jnp.float32(first + step / updates * (last - first))
 
         loss = recurrent_loss(network, DRAWS[self.draw](mean), self.backprop_depth, chunk=self.chunk)
         flops = batch_flops(network, self.backprop_depth)

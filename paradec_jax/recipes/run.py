@@ -46,7 +46,7 @@ from paradec_jax.train import (
 
 LENGTH = 1024  # positions of the longest row where nothing is given
 # Options that may differ between calls of one run.
-MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "collect_minutes", "checkpoint_every"}
+MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "checkpoint_every"}
 MAY_DIFFER |= {"allow", "cluster", "rows"}
 DTYPES = {"float32": ("float32",) * 2, "mixed": ("bfloat16", "float32"), "bfloat16": ("bfloat16",) * 2}
 

@@ -18,7 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from paradec_jax import facts
-from paradec_jax.io import atomic_write_text, lock, one_sentence, read_object
+from paradec_jax.io import atomic_write_text, lock, one_sentence, read_object, text_of
 from paradec_jax.objective import Metrics
 from paradec_jax.train.loop import Hook, Run
 from paradec_jax.train.processes import PeerLost, all_or_none, check_same
@@ -208,6 +208,7 @@ def hold(folder: Path) -> int:
     A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is refused.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    holder_of(folder)
     # No link is followed to a file of somebody's.
     descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
@@ -222,9 +223,12 @@ def hold(folder: Path) -> int:
 
 
 def holder_of(folder: Path) -> str:
-    """The process that last held a folder, empty where none is known."""
+    """The process that last held a folder, empty where none is known. Raises OSError for a file of another kind."""
     path = folder / ".holder"
-    return path.read_text() if path.exists() else ""
+    text = text_of(path) if path.exists() else ""
+    if path.is_symlink() or (text and not text.startswith("process ")):
+        raise OSError(f"{path} exists, and no run wrote it, or it is a link: choose another folder")
+    return text
 
 
 def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:

@@ -52,6 +52,7 @@ GGUF = {  # contents, by a part of the sentence
     "damaged": [
         gguf(KIND, fields=2**62),
         gguf(KIND, A, count=2**62),
+        gguf(KIND, *(tensor(b"%d" % i, 0, 0) for i in range(10**5))),
         gguf(array(9, 1, pack("<IQ", 9, 1) * 5000)),
         gguf(KIND, tensor(b"a", 0, 2**33, 2**33)),
     ],
@@ -140,6 +141,12 @@ def pipe(path: Path) -> Path:
     return path
 
 
+def twice(path: Path) -> None:
+    write_checkpoint(path, {})
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
+        file.writestr(file.namelist()[-1], b"")
+
+
 REPEATED = Tensor(Storage(np.ones(1, np.float32)), 0, (10**6, 10**6), (0, 0))
 
 
@@ -187,6 +194,10 @@ FOLDERS = [  # layout, change, and a part of the sentence
     ("own", own(layers=HUGE), "asks for 1000000000 layers"),
     ("own", own(width=2**31 - 2, head_channels=4), "but the config asks for"),
     ("own", own(rope_base=float("inf")), "Infinity is no finite number"),
+    ("qwen2", header(lambda h: h[:-1] + b"".join(b',"%d":0' % i for i in range(10**5)) + b"}"), "names, and"),
+    ("own", fields(token_spec={"bos": 2.5}), "no id of a vocabulary"),
+    *((kind, lambda at: os.truncate(at / CONFIG, 3 * 2**30), "bytes, and") for kind in ("qwen2", "own")),
+    ("qwen2", in_torch(twice), "repeats no name"),
     ("own", fields(special_tokens=[1]), TEXTS),
     ("own", fields(special_tokens={"messages": "x"}), TEXTS),
     *(("qwen2", in_torch(lambda path, it=it: written(path, it)), sentence) for it, sentence in PICKLES),
@@ -244,3 +255,6 @@ def test_tokens_without_rows_and_long_pieces(model):
             call()
     with pytest.raises(ValueError, match="a piece of 3000000 characters is longer than 256"):
         from_pieces({"a" * 3_000_000: 0, "u": 1}, {"a" * 3_000_000: 0.0}, "u", True)
+    many = {f"{i:0256}": i for i in range(10**4)}
+    with pytest.raises(ValueError, match="the list of pieces of 2560000 characters is longer than 2500000"):
+        from_pieces(many, many, "u", True)

@@ -215,7 +215,7 @@ def test_fields_of_a_tokenizer_that_are_not_there(model, field, tmp_path):
     llama, others = make_model("llama"), {name: value for name, value in WORDS.items() if name != field}
     values = metadata(llama, "llama", model=model, **others)
     written(tmp_path / "a.gguf", values, load_file(exported(llama, tmp_path) / WEIGHTS))
-    with pytest.raises(ConvertError, match=rf"a\.gguf lacks the field tokenizer\.ggml\.{field}"):
+    with pytest.raises(ConvertError, match=rf"a\.gguf .* lacks the field 'tokenizer\.ggml\.{field}"):
         read(tmp_path / "a.gguf")
     assert read(tmp_path / "a.gguf", words=False).tokenizer is None
 

@@ -6,6 +6,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from recital import CONFIG, Recital
@@ -19,12 +20,13 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import encoded, read_examples
 from paradec_jax.data.problems import encode_prompts, read_problems
 from paradec_jax.generate import continuation_task
+from paradec_jax.recipes.blocks import Blocks
 from paradec_jax.tokenizer import Tokenizer
 
 TABLE = tomllib.loads(Path(__file__).parents[1].joinpath("conversations.toml").read_text())
 TEMPLATES = TABLE["templates"]
 TOKENS = "<|im_start|> <|head|> <|/head|> <|eot|> <|user|> <|assistant|> <|end|> <start_of_turn> <end_of_turn> <User>"
-TOKENS = [*TOKENS.split(), "<Assistant>", "<eos>"]
+TOKENS = [*TOKENS.split(), "<Assistant>", "<eos>", "<|system|>"]
 
 
 def words_of(special=True):
@@ -112,6 +114,13 @@ def test_lines_and_examples_are_counted_apart(tmp_path):
     assert found.startswith('4 examples of 2 lines, 2 with "id" passed over;')
 
 
+def test_no_mask_is_a_token_of_any_role():
+    job = SimpleNamespace(model=model_of(TEMPLATES["phi"]), run=SimpleNamespace(model="it"))
+    job.examples = SimpleNamespace(ids=[WORDS.id_of(text) for text in TOKENS if "system" not in text])
+    with pytest.raises(ValueError, match="neither it nor its chat template"):
+        Blocks(mask="<|system|>").unused(job)
+
+
 def test_a_prompt_with_the_model_s_mask():
     model = model_of(None)
     model = replace(model, token_spec=replace(model.token_spec, mask=WORDS.id_of("<|eot|>")))
@@ -159,6 +168,7 @@ def test_an_unfinished_answer_goes_on(name):
     text = chat.conversation(model, begun, False).partition("so it")[0] + "so it"
     task = task_of(model, begun, " is", continue_last=True)
     assert task.prompts == [model.tokenizer.encode(text)] and task.run().text[0].startswith(" is")
-    for talk, option in ((begun, False), ({"messages": asked}, True), (["a"], True)):
+    called = [*asked, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]
+    for talk, option in ((begun, False), ({"messages": asked}, True), (["a"], True), (called, True)):
         with pytest.raises(ValueError, match="continue_last"):
             task_of(model, talk, continue_last=option)

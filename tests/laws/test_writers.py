@@ -53,6 +53,17 @@ def a_file_more(place: Path) -> None:
     (place / "optimizer.pt").write_text("mine")
 
 
+def other_bytes(place: Path) -> None:
+    a_file_more(place)
+    (place / "optimizer.pt").unlink()
+    (place / "config.json").write_text("mine")
+
+
+def a_lying_marker(place: Path) -> None:
+    hugging_face(place)
+    (place / MARKER).write_text('{"files": 5, "config.json": 5}')
+
+
 def a_link_inside(place: Path) -> None:
     a_file_more(place)
     (place / "config.json").unlink()
@@ -88,7 +99,10 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "load", load)
 
 
-@pytest.mark.parametrize("foreign", [hugging_face, link, file, a_file_more, a_link_inside, without_marker])
+KINDS = [hugging_face, link, file, a_file_more, other_bytes, a_lying_marker, a_link_inside, without_marker]
+
+
+@pytest.mark.parametrize("foreign", KINDS)
 @pytest.mark.parametrize(("words", "place"), FOLDERS)
 def test_anothers_folder(words, place, foreign, capsys):
     if foreign is link and "/" in place:
@@ -103,20 +117,24 @@ TEXT = json.dumps({"text": "a"}) + "\n"
 FILES = [
     (f"train sft --out . --model {START} --data none", "recipe.json", None),
     (f"train sft --out . --model {START} --data none", "metrics.jsonl", None),
+    (f"train sft --out . --model {START} --data none", ".holder", None),
     ("generate a --model none --html page", "page", PAGE),
     ("compare none --json rows.json", "rows.json", ROWS),
     ("compare none --texts texts", "texts/00-none.jsonl", TEXT),
+    ("compare none --texts -", "-/00-none.jsonl", TEXT),
 ]
 
 
-@pytest.mark.parametrize(("words", "place", "own"), FILES, ids=["recipe", "metrics", "html", "json", "texts"])
+@pytest.mark.parametrize(
+    ("words", "place", "own"), FILES, ids=["recipe", "metrics", "holder", "html", "json", "texts", "minus"]
+)
 @pytest.mark.parametrize("which", range(9))
 def test_anothers_file(words, place, own, which, capsys):
     text = ["", "[]", "{}", "<html>", '{"a": 1}\n', '[{"model": "a"}]', PAGE, ROWS, TEXT][which]
     Path(place).parent.mkdir(exist_ok=True)
     Path(place).write_text(text, encoding="utf-8")
     sentence = refused(words, capsys)
-    kept = text == own or (not text and own == TEXT)  # an empty file of texts has none
+    kept = text == own or (not text and (own == TEXT or place == ".holder"))  # an empty one holds nothing
     assert ("a model is read" in sentence) == kept and (kept or place in sentence)
     Path(place).rename("victim")
     Path(place).symlink_to(Path("victim").absolute())

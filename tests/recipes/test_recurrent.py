@@ -12,9 +12,9 @@ from paradec_jax.recipes import recurrent
 def test_the_mean_of_the_draws_grows(source, tmp_path, monkeypatch):
     means = []
     monkeypatch.setitem(recurrent.DRAWS, "exponential", lambda mean: means.append(mean) or exponential(mean))
-    options = ("--mean", 3, "--growth", 0.25, 0.75, "--backprop-depth", 1, "--draw", "exponential")
+    options = ("--mean", 3, "--backprop-depth", 1, "--draw", "exponential")
     assert main(words(source, tmp_path, *options, objective="recurrent", updates=8)) == 0
-    assert [float(means[0](step)) for step in (0, 2, 4, 6, 8)] == [1, 1, 2, 3, 3]
+    assert [float(means[0](step)) for step in (0, 4, 8)] == [1, 2, 3]
     assert pd.load(tmp_path / "model").decoder == "autoregressive --recurrence 3"
 
 
@@ -26,6 +26,6 @@ def test_what_a_run_gains_is_measured(source, tmp_path):
     assert len(pd.generate(pd.load(tmp_path / "model"), ["x 1 "], max_new_tokens=4).text) == 1
 
 
-def test_a_growth_that_shrinks_is_refused(source, tmp_path, capsys):
-    assert refused(source, tmp_path, "--growth", 0.5, 0.5, objective="recurrent")
-    assert "growth must be two" in capsys.readouterr().err
+def test_a_mean_of_none_is_refused(source, tmp_path, capsys):
+    assert refused(source, tmp_path, "--mean", 0, objective="recurrent")
+    assert "mean and --first-mean must be above 0" in capsys.readouterr().err

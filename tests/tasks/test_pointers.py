@@ -67,55 +67,6 @@ def test_targets_follow_one_pointer_more_after_each_recurrence():
         assert tokenizer.decode(answer).split() == ["=", *tokenizer.decode(targets[-1, :-1]).split()]
 
 
-def test_the_prompt_is_asked_for_the_key_of_each_entry_and_the_first_token():
-    tokenizer, batch = build_tokenizer(), next(batches())
-    for row, wanted, weights in zip(
-        batch["tokens"], batch["prompt_targets"], batch["prompt_weights"], strict=True
-    ):
-        table, _ = read(tokenizer.decode(row[1 : len(wanted)]))
-        asked = np.flatnonzero(weights)
-        assert asked[-1] == len(wanted) - 1 and wanted[-1] == row[len(wanted)]
-        told = [tokenizer.decode([x]).strip() for x in wanted[asked[:-1]]]
-        assert {
-            key: tokenizer.decode([row[at]]).strip() for key, at in zip(told, asked, strict=False)
-        } == table
-
-
-def test_batches_follow_the_curriculum():
-    found = [batches().make(index) for index in range(3)]
-    assert found[2]["tokens"].shape == (4, 1 + 3 * 9 + 1 + 2 * 7 + 1)
-    assert [batch["recurrences"] for batch in found] == [1, 1, 5]
-
-
-def test_drafts_change_inputs_alone():
-    clean, noisy = next(batches()), next(batches(noisy_share=1.0))
-    assert np.array_equal(clean["targets"], noisy["targets"])
-    differs = clean["tokens"] != noisy["tokens"]
-    assert not differs[:, : -TASK.queries].any() and differs[:, -TASK.queries :].any()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PointerTask(names=25), "names must be from 2 to 24, not 25"),
-        (lambda: PointerTask(chains=5), "chains must divide the names"),
-        (lambda: PointerTask(queries=0), "queries must be at least 1"),
-        (lambda: pointer_problem(0, 0, "all"), "split must be one of train, tune, test"),
-        (lambda: pointer_problem(0, 0, task=TASK, nearest=4), "nearest must be from 0 to 3, not 4"),
-        (lambda: batches(curriculum=(Stage(1, 12, 2),)), "curriculum must ascend from batch 0"),
-        (lambda: batches(curriculum=(Stage(0, 10, 2),)), "chains must divide the names"),
-        (lambda: pointer_problems(0), "number of problems must be at least 1"),
-        (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
-        (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
-        (lambda: batches(curriculum=(Stage(0, 12, 2, rows=0),)), "rows must be at least 1"),
-        (lambda: batches(curriculum=(Stage(0, 12, 0),)), "recurrences must be at least 1"),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def plain(logits, targets, weights):
     return weighted(token_losses(logits, targets)[0], weights).mean
 

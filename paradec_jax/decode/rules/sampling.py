@@ -52,11 +52,15 @@ def penalised(
       text, lengths: rows, and how many of their tokens count.
       before: tokens between them and each position, `NONE` in empty places.
     """
-    logits = at_least_float32(logits)
-    rows, columns = jnp.arange(logits.shape[0])[:, None], jnp.arange(logits.shape[1])[:, None]
-    text = jnp.where(jnp.arange(text.shape[1]) < lengths[:, None], text, NONE)
-    seen = jnp.zeros_like(logits, bool).at[rows, :, text].set(True, mode="drop")
-    seen = seen.at[rows[..., None], columns, before].set(True, mode="drop")
+    logits, vocab = at_least_float32(logits), logits.shape[-1]
+
+    # Row by row under vmap: indices of rows would gather what lies on several devices.
+    def occurs(text: Array, length: Array, before: Array) -> Array:
+        text = jnp.where(jnp.arange(text.shape[0]) < length, text, NONE)
+        everywhere = jnp.zeros(vocab, bool).at[text].set(True, mode="drop")
+        return jax.vmap(lambda ids: everywhere.at[ids].set(True, mode="drop"))(before)
+
+    seen = jax.vmap(occurs)(text, lengths, before)
     penalty = jnp.asarray(penalty, logits.dtype)
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
