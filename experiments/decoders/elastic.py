@@ -29,13 +29,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_prompt
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead
 from paradec_jax.decode.block.denoising import Denoised
+from paradec_jax.decode.block.reading import fresh, read_prompt
 from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, RuledDecoder, block_of
-from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.windows import pad_slots, window
 
@@ -116,7 +117,7 @@ class ElasticDenoising(RuledDecoder):
         """Reads the prompts' whole blocks of the longest length, and does the first step along with them."""
         canvas = fresh(self, request)
         state = ElasticCanvas(**vars(canvas), span=jnp.full_like(canvas.cached, self.block))
-        state, call = read_prompt(self, params, state, request.tokens.shape[1], opens=True)
+        state, call = read_prompt(self, params, state, request, opens=True)
         return self._advance(params, state, call, knobs)[0]
 
     def step(
@@ -140,8 +141,7 @@ class ElasticDenoising(RuledDecoder):
         span = jnp.where(clean, longest_at(at + first, self.choices), state.span)
         end = first + span
 
-        def call(shape: Shape) -> tuple[Any, ...]:
-            width = shape[1]
+        def call(width: int) -> tuple[Any, ...]:
             offset = jnp.arange(width)
             # A clean block sees itself, what follows both.
             ends = jnp.where(offset < first[:, None], first[:, None], end[:, None])
@@ -154,9 +154,10 @@ class ElasticDenoising(RuledDecoder):
 
         widths = (*self.choices, 2 * longest)
         if self.bounded:  # reverse mode would keep something of every shape
-            hidden, kv, counts = call((1, widths[-1]))
+            hidden, kv, counts = call(widths[-1])
         else:
-            hidden, kv, counts = on_smallest(call, (1,), widths, jnp.ones_like(at), end, ~state.rows.done)
+            fits = (end[:, None] <= jnp.asarray(widths)) | state.rows.done[:, None]
+            hidden, kv, counts = on_smallest(call, widths, fits)
         own = (jnp.arange(longest) < span[:, None]) & ~state.rows.done[:, None]
         opened = window(hidden, first, longest)
         state = dataclasses.replace(state.spend(counts, end), span=span)

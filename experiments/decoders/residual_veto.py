@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, ask_head, fresh_with_head
+from paradec_jax.decode.block.reading import read_block, read_prompt
 from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
@@ -87,8 +88,8 @@ class ResidualVeto(HeadDecoder):
 
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks, and the first step is done along with them."""
-        state, given = fresh_with_head(self, request), request.tokens.shape[1]
-        state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
+        state = fresh_with_head(self, request)
+        state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         return judged(self, params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:
@@ -101,17 +102,15 @@ def judged(
     decoder: Any, params: Any, state: HeadCanvas, call: BlockRead, knobs: VetoKnobs
 ) -> tuple[HeadCanvas, Vetoed]:
     """The rule's proposals after a call of the network, the store, the head's judgement, the reveals."""
-    network, start, step, judge = decoder.network, state.cached, state.step, decoder.judge
-    logits = network.logits(params["network"], state.aligned(call.hidden))
-    choice = decoder.choose(logits, state.masked(call.reads), start, step, state.rows, knobs)
-    info = Denoised.of(state, call, choice)
-    state = state.store(network, call, choice.tokens)
+    network, before, step, judge = decoder.network, state, state.step, decoder.judge
+    state, logits, choice = decoder.denoise(params["network"], before, call, knobs)
+    info = Denoised.of(before, call, choice)
 
     asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
     sure = choice.where & (choice.scores > threshold_at(step, knobs))
     if judge == "confidence":  # of those that were not above tau before, none falls
         asked &= jnp.any(sure, axis=1)
-        state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
+        state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, state.cached))
     residual, state = ask_head(decoder, params, state, call.hidden, asked, call=call)
     state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
     corrected = network.logits(params["network"], state.aligned(call.hidden + residual))

@@ -8,9 +8,10 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, fresh, read_block, read_prompt
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, Choice
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, RuledDecoder, quota, threshold_at
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
+from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import is_stop
 from paradec_jax.decode.rules import select
@@ -65,19 +66,17 @@ class ReleasedDenoising(RuledDecoder):
         """Reads the prompts' whole blocks."""
         del knobs
         state = whole_blocks(fresh(self, request, overrun=self.block))
-        state, call = read_prompt(self, params, state, request.tokens.shape[1], opens=False)
+        state, call = read_prompt(self, params, state, request, opens=False)
         return state.store(self.network, call, state.rows.tokens)
 
     def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
         """A step in each row's block, or its store, after which the row may end."""
         state, call = read_block(self, params, state, fuse=False)
-        logits, masked = self.network.logits(params, state.aligned(call.hidden)), state.masked(call.reads)
-        choice = self.choose(logits, masked, state.cached, state.step, state.rows, knobs)
+        new, _, choice = self.denoise(params, state, call, knobs)
         if self.program == "jetengine" and self.rule == "dynamic":
-            choice = self._leftmost(choice, masked, state.step, knobs)
+            choice = self._leftmost(choice, state.masked(call.reads), state.step, knobs)
         info = Denoised.of(state, call, choice)
-        state = state.store(self.network, call, choice.tokens)
-        return revealed_late(state, choice.tokens, choice.where, state.cached, call.stored), info
+        return revealed_late(new, choice.tokens, choice.where, state.cached, call.stored), info
 
     def _leftmost(
         self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: DenoisingKnobs

@@ -22,12 +22,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import blocks
 from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
-from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import COUNT, SHARE, SamplingKnobs, knob
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules.windows import where_rows, write_after_read
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
+from paradec_jax.decode.rules.windows import pad_slots, where_rows, write_after_read
 
 CAPACITY = 129  # list entries of a block call, of which a network call spawns one at most
 
@@ -207,18 +208,23 @@ class ReleasedMultiBlock(DecoderBase):
           The prediction at each token, zeros where nothing was fed, keys and values of the winner's real block, and
           what the call cost.
         """
-        rules, running = self.rules, ~state.rows.done
-        call = forward_candidates(
+        rules, at = self.rules, state.cached
+
+        def read(hidden: Array) -> Reading:
+            predicted = pad_slots(blocks.predict(self, params, hidden), *fed.tokens.shape[1:])
+            winner = jax.vmap(rules.verify_real)(state.present, fed, predicted)[1].winner
+            return Reading(rest=predicted, kept=winner)
+
+        call = forward_tree(
             self.network,
             params,
-            state.cache,
-            fed.tokens,
-            state.cached,
-            Sizes(fed.count, fed.width, running, widths=(self.block,)),
-            read=lambda hidden: Reading(blocks.predict(self, params, hidden)),
+            Prefix(state.cache, at),
+            Windows.star(fed.tokens, at, fed.count * ~state.rows.done),
+            read,
+            width=fed.width,
+            widths=(self.block,),
         )
-        winner = jax.vmap(rules.verify_real)(state.present, fed, call.outputs)[1].winner
-        return call.outputs, call.kv_of(self.network, winner, self.block), call.counts
+        return call.rest, self.network.pick(call.kv, jnp.zeros_like(at), self.block), call.counts
 
     def _ahead(
         self, present: BlockCall, fed: Any, real: Any, predicted: Int[Array, "B R W"], knobs: Any

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from experiments.replicas.residual import drafted
-from paradec_jax.decode.block.canvas import BlockRead, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import ask_head, check_head, fresh_with_head
+from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas
 from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -61,8 +62,8 @@ class LossyPositionWise(RuledDecoder):
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks."""
         del knobs
-        state, given = fresh_with_head(self, request), request.tokens.shape[1]
-        state, call = read_prompt(self, params["network"], state, given, opens=False)
+        state = fresh_with_head(self, request)
+        state, call = read_prompt(self, params["network"], state, request, opens=False)
         state = state.store(self.network, call, state.rows.tokens)
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
         return DraftedCanvas.empty(state, self.candidates)

@@ -47,7 +47,7 @@ class ReleasedPromptLookup(DecoderBase):
         rows, cache, out = self.prefill_ahead(params, request, draft, self.num_pred + 1)
         predicted = read(self, params, rows, knobs, draft, out.hidden[:, None])
         rows = rows.spend(out.counts, request.lengths + drafted)
-        rows, _, _ = commit_right(rows, predicted.outputs, draft, drafted)
+        rows, _, _ = commit_right(rows, predicted.one, draft, drafted)
         return CachedState(rows, cache)
 
     def step(

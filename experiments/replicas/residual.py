@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from experiments.decoders.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
-from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, verify
+from paradec_jax.decode.block.reading import read_block, read_prompt
+from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, merged, verify
 from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
-from paradec_jax.decode.machine.candidates import of_candidate
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules.windows import entry_of, window
 
 
 def drafted(
@@ -98,7 +98,7 @@ class ReleasedSpeculative(RuledDecoder):
         del knobs
         state = whole_blocks(fresh_with_head(self, request, overrun=self.block))
         state = state if self.context else dataclasses.replace(state, head_cache=None)
-        state, call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
+        state, call = read_prompt(self, params["network"], state, request, opens=False)
         state = state.store(self.network, call, state.rows.tokens)
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
         return DraftedCanvas.empty(state, self.candidates)
@@ -108,34 +108,27 @@ class ReleasedSpeculative(RuledDecoder):
         alone = DenoisingKnobs(**vars(knobs))
         before, drafts = state, state.candidates(ride=False)
         verifies, stored = drafts.exists[:, 1] & ~state.rows.done, state.clean
-        drafts = dataclasses.replace(drafts, count=jnp.where(verifies, 1 + self.candidates, 1))
-        state, choices, right, hidden, kv = verify(self, params, state, drafts, False, alone)
+        reads = (jnp.arange(1 + self.candidates) == 0) | verifies[:, None]
+        drafts = dataclasses.replace(drafts, reads=reads & ~state.rows.done[:, None])
+        state, call, choices, right = verify(self, params, state, drafts, False, alone)
         # The rows of a batch advance by the least that any of them accepts.
         least = jnp.min(jnp.where(verifies, right, self.candidates))
         accepted = jnp.where(verifies, least, 0)
 
         reached = (jnp.arange(1 + self.candidates) <= accepted[:, None]) & verifies[:, None]
-        kept = reached[..., None] & choices.where[:, :-1]
-        some = jnp.argmax(kept, axis=1)[:, None]
-        tokens = jnp.take_along_axis(choices.tokens[:, :-1], some, axis=1)[:, 0]
-        done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
-        hidden = of_candidate(hidden, accepted)
-        call = BlockRead(
-            hidden=hidden,
-            window=hidden,
-            at=before.cached,
-            kv=kv,
-            reads=~state.rows.done & ~stored & (done > 0),
-            stored=stored,
-        )
-        state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
+        made = reached[..., None] & choices.where
+        done = jnp.sum(jnp.any(made, axis=2), axis=1, dtype=jnp.int32)
+        hidden = entry_of(call.each, accepted)
         state = state.after_block(stored, self.block, hidden[:, -1:])
-        state = state.store(self.network, call, choices.tokens.reshape(len(accepted), -1))
-        state = revealed_late(state, tokens, jnp.any(kept, axis=1), before.cached, stored)
-        _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=call)
+        read = state.path(call, hidden, stored)
+        read = dataclasses.replace(read, reads=read.reads & (done > 0))
+        state = state.store(self.network, read, choices.tokens.reshape(len(accepted), -1), done)
+        late = merged(choices, made)
+        state = revealed_late(state, late.tokens, late.where, before.cached, stored)
+        _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=read)
         never = jnp.zeros_like(stored)
         info = Verified(before.cached, before.step, drafts, choices, accepted, stored, follows=never)
-        return drafted(self, params, state, before, call, alone), info
+        return drafted(self, params, state, before, read, alone), info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +161,7 @@ class ReleasedVeto(RuledDecoder):
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Reads the prompts' whole blocks."""
         state = dataclasses.replace(fresh_with_head(self, request), head_cache=None)
-        state, call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
+        state, call = read_prompt(self, params["network"], state, request, opens=False)
         return judged(self, params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:

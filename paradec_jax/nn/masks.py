@@ -90,8 +90,8 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B W W"]:
-    """Candidates, none of which sees another, and a block after the carrier, which it sees (2 of 2, the second).
+def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
+    """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees the first).
 
     ::
 
@@ -99,12 +99,18 @@ def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B 
         x x . . . .
         . . x x . .
         . . x x . .
-        . . x x x x
-        . . x x x x
+        x x . . x x
+        x x . . x x
+
+    Args:
+      own: what a window of w positions sees of itself.
+      sees: rows of each other one that each of R windows sees; W = R w.
     """
-    candidate = jnp.arange((count + 1) * width) // width
-    follows = (candidate[:, None] == count) & (candidate == carrier[:, None, None])
-    return (candidate[:, None] == candidate) | follows
+    count, width = sees.shape[-1], len(own)
+    index = jnp.repeat(jnp.arange(count), width)
+    mask = jnp.tile(own, (count, count)) & (index[:, None] == index)
+    rows = (jnp.arange(width) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
+    return mask | jnp.repeat(rows, width, axis=-2)
 
 
 def sliding(

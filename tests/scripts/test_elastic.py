@@ -11,7 +11,7 @@ from reading import read
 from results import listed
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
-from experiments.decoders.elastic import ElasticDenoising, choose_length
+from experiments.decoders.elastic import ElasticDenoising
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
@@ -84,25 +84,3 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
 
 def canvas_and_info(state, info):
     return state.rows.tokens, info
-
-
-@pytest.mark.parametrize(
-    ("masked", "start", "most", "bound", "want"),
-    [
-        ("xxxxxxxx", 0, 8, 9.0, 8),
-        ("xxxxxxxx", 0, 8, None, 8),
-        ("xxxxxxxx", 0, 8, 2.5, 4),  # means of 4.5, 2.5, 1.5
-        ("xxxxxxxx", 0, 8, 2.0, 2),
-        ("xxxxxxxx", 0, 8, 0.0, 2),
-        (".....xxx", 0, 8, 0.0, 8),  # shorter ones hold no mask
-        ("..xxxxxx", 0, 8, 0.0, 4),
-        ("xxxx....", 4, 4, 9.0, 4),
-        ("xx......", 6, 2, 0.0, 2),
-        ("........", 0, 8, 0.0, 8),
-    ],
-)
-def test_a_length_is_the_longest_whose_positions_are_sure_enough(masked, start, most, bound, want):
-    entropies = jnp.arange(1.0, 9.0)[None]
-    open_ = jnp.asarray([[mark == "x" for mark in masked]])
-    start, most = jnp.asarray([start]), jnp.asarray([most])
-    assert choose_length(entropies, open_, start, most, LENGTHS, bound).tolist() == [want]

@@ -1,4 +1,4 @@
-"""The state of block decoders and their network calls: read the prompt, read a block, store a block.
+"""The state of block decoders, and the call on what follows each row's trusted cache.
 
 ::
 
@@ -6,34 +6,55 @@
     tokens     p p p p | a _ c _ | _ _ _ _
     cache      trusted | scratch |                cached = 4, length = 5
 
-Blocks count from position 0, so the first one may hold the end of the prompt. The open block is read again and again
-after the trusted cache, and what is computed of it meanwhile is scratch: its keys were made while masks were there.
-Once it has no mask it is read a last time, and stored. That call may read the next block along with it: the block
-before is as clean there as it will ever be in the cache.
+Blocks count from position 0, so the first one may hold the end of the prompt. The open block is
+read again and again after the trusted cache, and what is computed of it meanwhile is scratch: its
+keys were made while masks were there. Once it has no mask it is read a last time, and stored. That
+call may read the next block along with it: the block before is as clean there as it will ever be in
+the cache.
 """
 
 import dataclasses
+import functools
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from paradec_jax.decode.block.rules import Choice
-from paradec_jax.decode.machine.candidates import Following, Sizes, forward_candidates, unless_idle
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.tree import Reading, TreeCall, Windows, forward_tree
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.decode.rules.windows import last_of, where_rows, window, write_after_read
-from paradec_jax.nn import masks
+from paradec_jax.decode.rules.windows import where_rows, window, write_after_read
 
 AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a step does to a block.
+
+    Attributes:
+      where: positions that it reveals, [B, W].
+      tokens: token drawn for every position, [B, W]; only those of revealed positions count.
+      scores: confidence c of each token, [B, W].
+      log_probs: log-probability of each token, [B, W], where the decoder keeps them.
+    """
+
+    where: Bool[Array, "B W"]
+    tokens: Int[Array, "B W"]
+    scores: Float[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
+
+    def only(self, rows: Bool[Array, "B"]) -> "Choice":
+        """The same choice, which reveals nothing in the other rows."""
+        return dataclasses.replace(self, where=self.where & rows[:, None])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class BlockRead:
-    """What a call of the network read of each row: a block to be stored, the open block after it, or both.
+    """What a call read of each row: a block to be stored, the open block after it, or both.
 
     Attributes:
       hidden: final hidden states of the open block's positions, [B, W, D].
@@ -63,7 +84,8 @@ class BlockCanvas(Canvas):
       cache: keys and values.
       cached: trusted entries of the cache, those of whole blocks, [B]; the open block begins there.
       step: steps done in the open block, [B].
-      previous: hidden state of the last stored position, [B, 1, D]; None where logits are about their own position.
+      previous: hidden state of the last stored position, [B, 1, D]; None where logits are about
+        their own position.
     """
 
     cache: Any
@@ -81,7 +103,7 @@ class BlockCanvas(Canvas):
         return window(self.open, self.cached, self.block) & rows[:, None]
 
     def aligned(self, hidden: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-        """Hidden states about the open block's positions: with next-token logits, those of the positions before."""
+        """Hidden states about the open block's positions; with next-token logits of those before."""
         if self.previous is None:
             return hidden
         return jnp.concatenate([self.previous, hidden[:, :-1]], axis=1)
@@ -89,7 +111,13 @@ class BlockCanvas(Canvas):
     def after_block(
         self: AnyBlocks, stored: Bool[Array, "B"], length: Any, last: Float[Array, "B 1 D"]
     ) -> AnyBlocks:
-        """The canvas at the next block, in rows that store one of `length` positions that ends with state `last`."""
+        """The canvas at the next block, in rows that store one.
+
+        Args:
+          stored: those rows.
+          length: positions of the block.
+          last: hidden state of its last position.
+        """
         previous = None if self.previous is None else where_rows(stored, last, self.previous)
         return dataclasses.replace(
             self,
@@ -98,98 +126,84 @@ class BlockCanvas(Canvas):
             previous=previous,
         )
 
-    def store(self: AnyBlocks, network: Any, call: BlockRead, tokens: Int[Array, "B W"]) -> AnyBlocks:
-        """The canvas after a step in what a call read, its keys stored; `tokens` as for `write_after_read`."""
+    def store(
+        self: AnyBlocks,
+        network: Any,
+        call: BlockRead,
+        tokens: Int[Array, "B _"],
+        steps: Int[Array, "B"] | int = 1,
+    ) -> AnyBlocks:
+        """The canvas after a call, whose keys are stored.
+
+        Args:
+          network: network of the cache.
+          call: what was read.
+          tokens: as for `write_after_read`.
+          steps: steps that the call did in the open block, where it read one.
+        """
         cache = network.write(self.cache, call.kv, write_after_read(call.at, tokens))
-        return dataclasses.replace(self, cache=cache, step=self.step + call.reads)
+        return dataclasses.replace(self, cache=cache, step=self.step + call.reads * steps)
 
     def with_choice(self: AnyBlocks, choice: Choice) -> AnyBlocks:
         """The canvas after a choice in the open block."""
         return self.reveal(choice.tokens, choice.where, self.cached, choice.log_probs)
 
+    def path(self, call: TreeCall, block: Float[Array, "B W D"], stored: Bool[Array, "B"]) -> BlockRead:
+        """What counts of a call on states of each row's block, and perhaps on the next block.
 
-def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
-    """The canvas before any call: given tokens, masks, an empty cache; room for a window of two blocks."""
-    block = decoder.block
-    canvas = Canvas.of(decoder.begin(request, 2 * block, overrun), decoder.mask, block)
-    rows = canvas.rows
-    return BlockCanvas(
-        **vars(canvas),
-        cache=decoder.empty_cache(request, rows.tokens.shape[1]),
-        cached=rows.length // block * block,
-        step=jnp.zeros_like(rows.length),
-        previous=None,
-    )
-
-
-def read_prompt(
-    decoder: Any, params: Any, canvas: AnyBlocks, given: int, opens: bool, vectors: Array | None = None
-) -> tuple[AnyBlocks, BlockRead]:
-    """Reads the whole blocks that each row is given in one call, and commits nothing.
-
-    Args:
-      canvas: fresh canvas.
-      given: positions of the request, P.
-      opens: read each row's open block along with them. Otherwise a row without a whole block calls nothing.
-      vectors: what is read in place of the canvas's tokens, [B, S, D].
-    """
-    network, block, cached = decoder.network, canvas.block, canvas.cached
-    width = max(given // block * block + block * opens, block)
-
-    def call() -> tuple[Any, ...]:
-        positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
-        inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
-        mask = None if block == network.block else masks.block_causal(positions, block)
-        out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
-        return out.hidden, out.kv, out.counts
-
-    needed = (cached > 0) | opens
-    hidden, kv, counts = call() if opens else unless_idle(call, needed)
-    counts = {name: amount * needed for name, amount in counts.items()}
-    canvas = canvas.spend(counts, cached + block * opens, needed.astype(jnp.int32))
-    if decoder.spec.alignment == "next":
-        canvas = dataclasses.replace(canvas, previous=last_of(hidden, jnp.maximum(cached, 1)))
-    return canvas, BlockRead(
-        hidden=window(hidden, cached, block) if opens else hidden[:, :block],
-        window=hidden,
-        at=jnp.zeros_like(cached),
-        kv=kv,
-        reads=~canvas.rows.done & opens,
-        stored=cached > 0,
-        prompt=True,
-    )
+        Args:
+          call: what `read_states` returned.
+          block: hidden states of the state that counts.
+          stored: rows whose block has no mask in that state, so that the next one is open.
+        """
+        opened, both, fused = block, block, call.windows.parent is not None
+        if fused:
+            after = call.each[:, -1]
+            opened = where_rows(stored, after, block)
+            both = jnp.concatenate([block, after], axis=1)
+        reads = ~self.rows.done & (~stored | fused)
+        return BlockRead(opened, both, call.windows.at[:, 0], call.kv, reads, stored)
 
 
-def read_block(
-    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
-) -> tuple[AnyBlocks, BlockRead]:
-    """One call on what follows each row's trusted cache: its open block, or one to be stored.
-
-    ::
-
-        open block      | a _ c _ |              window B
-        clean block     | a b c d | _ _ _ _ |    window 2B where the next block's first step is fused with the store
-
-    The call has the wide window only where a running row needs it. The canvas is then at the open block.
+def read_states(
+    decoder: Any,
+    params: Any,
+    canvas: AnyBlocks,
+    states: Shaped[Array, "B K W *rest"],
+    reads: Bool[Array, "B K"],
+    clean: Int[Array, "B"],
+    follows: Bool[Array, "B"] | None,
+    vectors: Shaped[Array, "B S D"] | None = None,
+) -> tuple[AnyBlocks, TreeCall]:
+    """One call on K states of each row's block, and on the next block after one of them.
 
     Args:
-      canvas: canvas before the call, which begins at `cached`.
-      fuse: read the block after a clean one along with it.
-      vectors: what is read in place of the canvas's tokens, [B, S, D].
+      decoder, params: with a field `network`, and its parameters.
+      canvas: the canvas, whose block begins at `cached`.
+      states: the states, tokens or vectors.
+      reads: those that each row reads.
+      clean: the state whose keys and values are handed on, and which the next block sees.
+      follows: rows that read the next block; None where it is never read.
+      vectors: what is read in place of the canvas's tokens.
+
+    Returns:
+      The canvas with counts, and hidden states of the K states and, after them, of the next block.
     """
-    block, at, clean = canvas.block, canvas.cached, canvas.clean
-    inputs = canvas.rows.tokens if vectors is None else vectors
-    follows = Following(window(inputs, at + block, block), jnp.zeros_like(at), clean) if fuse else None
-    sizes = Sizes(jnp.ones_like(at), jnp.full_like(at, block), ~canvas.rows.done, bounded=decoder.bounded)
-    fed = window(inputs, at, block)[:, None]
-    call = forward_candidates(decoder.network, params, canvas.cache, fed, at, sizes, following=follows)
-    first = call.outputs[:, 0]
-    canvas = canvas.spend(call.counts, call.positions).after_block(clean, block, first[:, -1:])
-    return canvas, BlockRead(
-        hidden=where_rows(clean, call.following, first) if fuse else first,
-        window=jnp.concatenate([first, call.following], axis=1) if fuse else first,
-        at=at,
-        kv=call.kv_of(decoder.network, jnp.zeros_like(at)),
-        reads=~canvas.rows.done & (~clean | fuse),
-        stored=clean,
+    at, block, count = canvas.cached, canvas.block, states.shape[1]
+    if follows is not None:
+        inputs = canvas.rows.tokens if vectors is None else vectors
+        states = jnp.concatenate([states, window(inputs, at + block, block)[:, None]], axis=1)
+        reads = jnp.concatenate([reads, follows[:, None]], axis=1)
+    is_next = jnp.arange(states.shape[1]) == count
+    begin = at[:, None] + block * is_next
+    parent = None if follows is None else jnp.where(is_next, clean[:, None], -1)
+    call = forward_tree(
+        decoder.network,
+        params,
+        Prefix(canvas.cache, at),
+        Windows(states, begin, reads, parent),
+        functools.partial(Reading, kept=clean),
+        smaller=() if parent is None else ((0, count), (*range(count),)),
+        bounded=decoder.bounded,
     )
+    return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_block, read_prompt
-from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
+from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.request import Request
 
 
@@ -93,7 +94,7 @@ class BlockDenoising(BlockDecoder):
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
         state = fresh(self, request)
-        state, call = read_prompt(self, params, state, request.tokens.shape[1], self.fuse_prompt)
+        state, call = read_prompt(self, params, state, request, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
 
     def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
@@ -106,9 +107,5 @@ class BlockDenoising(BlockDecoder):
         self, params: Any, state: BlockCanvas, call: BlockRead, knobs: DenoisingKnobs
     ) -> tuple[BlockCanvas, Denoised]:
         # Each masked position draws a token, and the rule reveals some of them (SDAR's remasking).
-        logits = self.network.logits(params, state.aligned(call.hidden))
-        choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
-        info = Denoised.of(state, call, choice)
-        # Its keys are written in any case. They are trusted of a clean block alone, past which `cached` has moved.
-        state = state.store(self.network, call, choice.tokens)
-        return state.with_choice(choice), info
+        new, _, choice = self.denoise(params, state, call, knobs)
+        return new.with_choice(choice), Denoised.of(state, call, choice)

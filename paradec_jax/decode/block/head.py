@@ -20,12 +20,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh
-from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs
-from paradec_jax.decode.machine.candidates import Shape, on_smallest, unless_idle
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
+from paradec_jax.decode.block.reading import fresh
+from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.shapes import on_smallest, unless_idle
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window
 
@@ -143,11 +144,11 @@ def ask_head(
         at, hidden, prompt, tokens = call.at, call.window, call.prompt, None
         stores = call.stored & ~state.rows.done
     needed, widest = stores | wants, hidden.shape[1]
-    widths, kept = ((widest,), widest) if prompt else ((block, widest), block)
+    kept = widest if prompt else block
+    widths = sorted({kept, widest})
     vectors = decoder.network.embedding(params["network"])
 
-    def ask(shape: Shape) -> tuple[Any, ...]:
-        width = shape[1]
+    def ask(width: int) -> tuple[Any, ...]:
         ids = window(state.rows.tokens, at, width) if tokens is None else tokens
         prefix = None if cache is None else Prefix(cache, None if prompt else at)
         positions = at[:, None] + jnp.arange(width)
@@ -157,12 +158,13 @@ def ask_head(
             kv = out.kv if width == kept else head.pick(out.kv, jnp.zeros_like(at), kept)
         return window(out.hidden, state.cached - at, block), kv, out.counts
 
-    widest_call = functools.partial(ask, (1, widest))
+    widest_call = functools.partial(ask, widest)
     if decoder.bounded:  # reverse mode would keep something of every shape
         residual, kv, counts = widest_call()
     else:
-        computed = jnp.where(stores & wants, widest, block)
-        smallest = functools.partial(on_smallest, ask, (1,), widths, jnp.ones_like(at), computed, needed)
+        computed = jnp.where(stores & wants, widest, kept)
+        fits = computed[:, None] <= jnp.asarray(widths)
+        smallest = functools.partial(on_smallest, ask, widths, fits)
         residual, kv, counts = unless_idle(smallest, needed, widest_call)
     state = state.spend({name: amount * needed for name, amount in counts.items()}, 0, 0)
     if storing:

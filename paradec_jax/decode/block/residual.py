@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import ZERO, HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
+from paradec_jax.decode.block.reading import read_block, read_prompt
 from paradec_jax.decode.machine.request import Request
 
 HEAD_RULES = ("static", "dynamic")
@@ -70,8 +71,8 @@ class Residual(HeadDecoder):
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
-        state, given = fresh_with_head(self, request), request.tokens.shape[1]
-        state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
+        state = fresh_with_head(self, request)
+        state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: HeadKnobs) -> tuple[HeadCanvas, Denoised]:
@@ -86,28 +87,22 @@ class Residual(HeadDecoder):
         self, params: Any, state: HeadCanvas, call: BlockRead, knobs: HeadKnobs
     ) -> tuple[HeadCanvas, Denoised]:
         """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
-        network, before, hidden, going = self.network, state, call.hidden, call.reads
-        rule, step, rule_knobs, rounds = self.rule, state.step, knobs, []
-        for k in range(self.head_steps + 1):
-            masked = state.masked(going)
-            if k > 0:
-                # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
-                asks, first = jnp.any(masked, axis=1), call if k == 1 else None
-                residual, state = ask_head(self, params, state, hidden, asks, call=first)
-                hidden = hidden + residual if self.mix == "sum" else residual
-                # Its quota is one position, whatever the network's. Its noise is that of steps that no call has.
-                rule, rule_knobs = self.head_rule, dataclasses.replace(knobs, steps=None)
-                step = before.step + k * self.block
+        network, before, hidden = self.network, state, call.hidden
+        state, _, choice = self.denoise(params["network"], before, call, knobs)
+        state, going, rounds = state.with_choice(choice), call.reads & knobs.asks(choice.where), [choice]
+        # A head's quota is one position, whatever the network's. Its noise is that of steps that no call has.
+        alone = dataclasses.replace(knobs, steps=None)
+        for k in range(1, self.head_steps + 1):
+            # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
+            masked, first = state.masked(going), call if k == 1 else None
+            residual, state = ask_head(self, params, state, hidden, jnp.any(masked, axis=1), call=first)
+            hidden = hidden + residual if self.mix == "sum" else residual
             # g = U a: logits of the corrected states, of which the rule reveals some.
             logits = network.logits(params["network"], state.aligned(hidden))
-            choice = self.choose(logits, masked, state.cached, step, state.rows, rule_knobs, rule=rule)
-            if k == 0:
-                state = state.store(network, call, choice.tokens)
-                going &= knobs.asks(choice.where)
-            else:
-                choice = knobs.sure(choice)
-                going = jnp.any(choice.where, axis=1)
-            state = state.with_choice(choice)
+            step = before.step + k * self.block
+            choice = self.choose(logits, masked, state.cached, step, state.rows, alone, rule=self.head_rule)
+            choice = knobs.sure(choice)
+            state, going = state.with_choice(choice), jnp.any(choice.where, axis=1)
             rounds.append(choice)
         info = Denoised.of(before, call, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rounds))
         return state, info

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockRead, Choice
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -69,28 +70,6 @@ class DenoisingKnobs(SamplingKnobs):
     factor: Float[Array, ""] | float | None = knob(
         None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",))
     )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What a step does to a block.
-
-    Attributes:
-      where: positions that it reveals, [B, W].
-      tokens: token drawn for every position, [B, W]; only those of revealed positions count.
-      scores: confidence c of each token, [B, W].
-      log_probs: log-probability of each token, [B, W], where the decoder keeps them.
-    """
-
-    where: Bool[Array, "B W"]
-    tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
-
-    def only(self, rows: Bool[Array, "B"]) -> "Choice":
-        """The same choice, which reveals nothing in the other rows."""
-        return dataclasses.replace(self, where=self.where & rows[:, None])
 
 
 def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
@@ -187,6 +166,25 @@ class RuledDecoder(DecoderBase):
             if rule == "dynamic":
                 where |= reveal.threshold(scores, masked, threshold_at(step, knobs), strict=True, best=False)
         return Choice(where, tokens, scores, self.scores(likely, tokens))
+
+    def denoise(
+        self, params: Any, state: AnyBlocks, call: BlockRead, knobs: DenoisingKnobs
+    ) -> tuple[AnyBlocks, Array, Choice]:
+        """The step in the open block that a call's hidden states make, not taken yet.
+
+        Args:
+          params: of the network.
+          state: the canvas as the call left it.
+          call: what was read.
+          knobs: knobs of the decoder.
+
+        Returns:
+          The canvas with the call's keys, which are trusted of a block without masks alone, past which
+          `cached` has moved; logits [B, W, V]; the choice.
+        """
+        logits = self.network.logits(params, state.aligned(call.hidden))
+        choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
+        return state.store(self.network, call, choice.tokens), logits, choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,9 +31,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs, quota, threshold_at
+from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
+from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs, quota, threshold_at
 from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
@@ -118,8 +119,8 @@ class SoftBlock(BlockDecoder):
         offsets = given_offsets(type(self).__name__, request, table, hard.final)
         survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
-        vectors, given = table[state.rows.tokens] + state.offsets, request.tokens.shape[1]
-        state, call = read_prompt(self, params, state, given, self.fuse_prompt, vectors)
+        vectors = table[state.rows.tokens] + state.offsets
+        state, call = read_prompt(self, params, state, request, self.fuse_prompt, vectors)
         return self._advance(params, table, state, call, knobs)[0]
 
     def step(
@@ -136,12 +137,9 @@ class SoftBlock(BlockDecoder):
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:
         """The rule's choice, the store, the reveal, and the relaxed vectors after them."""
         at, step, block = state.cached, state.step, self.block
-        logits = self.network.logits(params, state.aligned(call.hidden))
         masked = state.masked(call.reads)
-        choice = self.choose(logits, masked, at, step, state.rows, knobs)
-        info = Denoised.of(state, call, choice)
-        state = state.store(self.network, call, choice.tokens)
-        new = state.with_choice(choice)
+        new, logits, choice = self.denoise(params, state, call, knobs)
+        info, new = Denoised.of(state, call, choice), new.with_choice(choice)
 
         gate = jnp.where(masked, self._gate(choice, masked, step, knobs), 0.0)
         before = window(state.survival, at, block)

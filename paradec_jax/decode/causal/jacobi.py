@@ -27,14 +27,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import MOST, check_number
-from paradec_jax.decode.machine.candidates import Reading, Sizes, distinct, forward_candidates, of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, uniform
-from paradec_jax.decode.rules.windows import shift, window, write_after_read
+from paradec_jax.decode.rules.windows import entry_of, shift, window, write_after_read
 
 EMPTY = -1  # no token: equal to none
 
@@ -166,12 +167,18 @@ class Jacobi(DecoderBase):
         # One candidate where all repeat the draft; one block until another is spawned, but with a pool all of them,
         # since it remembers what was predicted beyond the window's end.
         count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
-        sizes = Sizes(count, end - at, ~before.done, () if self.pool else (self.block,), self.bounded)
         # Verify: the candidate whose guesses agree longest wins, and m of them are accepted.
-        verify = functools.partial(self._verify, params, state, knobs, count)
-        call = forward_candidates(self.network, params, state.cache, fed, at, sizes, verify)
-        tokens, log_probs, agrees = jax.tree.map(lambda x: x[:, 0], call.outputs)
-        winner, m, best = call.kept
+        call = forward_tree(
+            self.network,
+            params,
+            Prefix(state.cache, at),
+            Windows.star(fed, at, count * ~before.done),
+            functools.partial(self._verify, params, state, knobs, count),
+            width=end - at,
+            widths=() if self.pool else (self.block,),
+            bounded=self.bounded,
+        )
+        (tokens, log_probs, agrees), (winner, m, best) = call.one, call.rest
 
         # Commit them and the token after them, which follows from them.
         rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
@@ -209,15 +216,14 @@ class Jacobi(DecoderBase):
         # The candidate of the longest leading agreement wins, the first among equals.
         matches = jax.vmap(select.leading_run)(agrees)
         winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        own, agrees = (of_candidate(x, winner) for x in (tokens, agrees))
-        log_probs = self.scores(of_candidate(logits, winner), own)
+        own, agrees, likely = entry_of((tokens, agrees, logits), winner)
+        log_probs = self.scores(likely, own)
         best = None
         if self.num_candidates > 1:  # read where the next draft begins, by one slice: the others are large
             at = winner * width + jnp.minimum(m + 1, width - 1)
             after = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
             best = select.best(after, self.num_candidates)[:, 1:]
-        outputs = jax.tree.map(lambda x: x[:, None], (own, log_probs, agrees))
-        return Reading(outputs, winner, (winner, m, best))
+        return Reading(one=(own, log_probs, agrees), rest=(winner, m, best), kept=winner)
 
     def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
         """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
@@ -275,3 +281,19 @@ def after_token(iterate: Array, token: Array, draft: Array) -> tuple[Int[Array, 
     room = jnp.pad(iterate, (0, len(draft)), constant_values=EMPTY)
     stood = lax.dynamic_slice_in_dim(room, jnp.argmax(hits) + 1, len(draft))
     return jnp.where(stood == EMPTY, draft, stood), jnp.any(hits) & (stood[0] != EMPTY)
+
+
+def distinct(
+    draft: Int[Array, "B K"], others: Int[Array, "B M K"], valid: Bool[Array, "B M"], count: int
+) -> Int[Array, "B R K"]:
+    """The draft and the first candidates that are valid and new, `count` together.
+
+    Where there are fewer, the rest are repetitions of the draft, which change nothing.
+    """
+    everything = jnp.concatenate([draft[:, None], others], axis=1)
+    valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
+    equal = jnp.all(everything[:, :, None] == everything[:, None], axis=-1)
+    new = valid & ~jnp.any(jnp.tril(equal, -1) & valid[:, None], axis=-1)
+    order = jnp.argsort(~new, axis=1, stable=True)[:, :count]
+    chosen = jnp.take_along_axis(everything, order[:, :, None], axis=1)
+    return jnp.where(jnp.take_along_axis(new, order, axis=1)[:, :, None], chosen, draft[:, None])

@@ -33,7 +33,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.candidates import of_candidate
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import RepetitionKnobs, SamplingKnobs
 from paradec_jax.decode.machine.network import Forward, Prefix
@@ -41,7 +40,7 @@ from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import window, write_after_read
+from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
 from paradec_jax.nn import masks
 
 CHUNK = 64  # n-grams of a prompt that are inserted at once: work grows with its square
@@ -217,7 +216,7 @@ class Lookahead(DecoderBase):
         tokens, scores = jax.tree.map(lambda x: in_place(x, guesses.shape), (choices, scores))
         matches = jax.vmap(select.leading_run)(guesses[..., :-1] == tokens[..., :-1])
         best, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        tokens, scores = of_candidate((tokens, scores), best)
+        tokens, scores = entry_of((tokens, scores), best)
 
         # Commit it and the choice after it; keep the keys and values of the newest token and of the guess.
         rows = rows.spend(out.counts, (levels.filled + 1) * levels.width + count * length)

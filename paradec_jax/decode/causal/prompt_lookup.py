@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.candidates import Reading, Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import RepetitionKnobs
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import window, write_after_read
 
@@ -155,22 +156,28 @@ def verify(
     Returns:
       The state after the call, and how many drafted tokens were right.
     """
-    network, at, running = decoder.network, state.cached, ~state.rows.done
+    network, at = decoder.network, state.cached
     fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)[:, None]
-    widths = tuple(1 + n for n in sizes if n < draft.shape[1])
-    shapes = Sizes(jnp.ones_like(at), 1 + drafted, running, widths, decoder.bounded)
-    reads = functools.partial(read, decoder, params, state.rows, knobs, draft)
-    call = forward_candidates(network, params, state.cache, fed, at, shapes, reads)
+    call = forward_tree(
+        network,
+        params,
+        Prefix(state.cache, at),
+        Windows.star(fed, at, 1 - state.rows.done),
+        functools.partial(read, decoder, params, state.rows, knobs, draft),
+        width=1 + drafted,
+        widths=tuple(1 + n for n in sizes if n < draft.shape[1]),
+        bounded=decoder.bounded,
+    )
     rows = state.rows.spend(call.counts, call.positions)
-    rows, tokens, accepted = commit_right(rows, call.outputs, draft, drafted)
+    rows, tokens, accepted = commit_right(rows, call.one, draft, drafted)
     cache = network.write(state.cache, call.kv, write_after_read(at, tokens))
     return CachedState(rows, cache), accepted
 
 
 def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array) -> Reading:
-    """What a call predicts: tokens [B, 1, W], and their log-probabilities where they are kept."""
-    tokens, logits = decoder.predict(params, rows, knobs, hidden, draft[:, None])
-    return Reading((tokens, decoder.scores(logits, tokens)))
+    """What a call predicts: tokens [B, W], and their log-probabilities where they are kept."""
+    tokens, logits = (x[:, 0] for x in decoder.predict(params, rows, knobs, hidden, draft[:, None]))
+    return Reading(one=(tokens, decoder.scores(logits, tokens)))
 
 
 def commit_right(
@@ -181,7 +188,7 @@ def commit_right(
     Returns:
       Rows, the choices at all W = K + 1 positions, and how many drafted tokens were right.
     """
-    tokens, log_probs = jax.tree.map(lambda x: x[:, 0], predicted)
+    tokens, log_probs = predicted
     counts = jnp.arange(draft.shape[1]) < drafted[:, None]
     accepted = select.leading_run((draft == tokens[:, :-1]) & counts)
     return rows.commit(tokens, accepted + 1, log_probs), tokens, accepted

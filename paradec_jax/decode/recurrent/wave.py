@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.candidates import on_smallest
 from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
 from paradec_jax.decode.machine.network import Counts, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
@@ -164,8 +164,8 @@ def on_narrowest(
     [B, w, ...], keys and values, and counts. In the result slots after the width are zero.
     """
 
-    def on(shape: tuple[int, int]) -> tuple[Any, Any, Counts]:
-        narrow = dataclasses.replace(state, wave=state.wave.first(shape[1]))
+    def on(width: int) -> tuple[Any, Any, Counts]:
+        narrow = dataclasses.replace(state, wave=state.wave.first(width))
         slots, kv, counts = predict(narrow)
         slots = jax.tree.map(lambda x: pad_slots(x, decoder.window), slots)
         return slots, decoder.network.widen(kv, decoder.window), counts
@@ -174,8 +174,9 @@ def on_narrowest(
     if buckets is None:  # a width that is less than three times narrower than the window saves too little
         buckets = tuple(b for b in BUCKETS if 3 * b <= decoder.window)
     narrower = [b for b in buckets if decoder.headway < b < decoder.window and not decoder.bounded]
-    active, done = state.wave.active, state.rows.done
-    return on_smallest(on, (1,), [*narrower, decoder.window], jnp.ones_like(active), active, ~done)
+    widths = sorted({*narrower, decoder.window})
+    active = jnp.where(state.rows.done, 0, state.wave.active)
+    return on_smallest(on, widths, active[:, None] <= jnp.asarray(widths))
 
 
 def refine(

@@ -53,6 +53,11 @@ def where_rows(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
     return jax.tree.map(choose, new, old)
 
 
+def entry_of(tree: Any, index: Int[Array, "B"]) -> Any:
+    """Entry `index` of each row, leaves [B, ...] of leaves [B, R, ...]."""
+    return jax.vmap(lambda row, at: jax.tree.map(lambda x: x[at], row))(tree, index)
+
+
 def last_of(hidden: Shaped[Array, "B P D"], lengths: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
     """Entry `lengths - 1` of each row."""
     return jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)

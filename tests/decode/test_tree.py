@@ -1,4 +1,4 @@
-"""Several guesses of the same positions side by side: their window, and decoders that verify them."""
+"""One call on a small tree of windows: what each sees, how much of a call runs, decoders that verify guesses."""
 
 import dataclasses
 import functools
@@ -15,15 +15,10 @@ from stubs.base import TokenKV
 
 from experiments.replicas import ReleasedMultiBlock
 from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
-from paradec_jax.decode.machine import candidates
-from paradec_jax.decode.machine.candidates import (
-    Following,
-    Sizes,
-    distinct,
-    forward_candidates,
-    of_candidate,
-    on_smallest,
-)
+from paradec_jax.decode.causal.jacobi import distinct
+from paradec_jax.decode.machine import tree
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 
 
 class Recorder(StubCausal):
@@ -44,56 +39,79 @@ class InBlocks(Recorder):
     block: ClassVar[int] = 3
 
 
-def called(network, count, width, *, bounded=False, **options):
-    """A call of 2 candidates of 3 tokens for two rows, with the arguments that the network was given."""
+FED, AT = jnp.arange(18).reshape(2, 3, 3), jnp.array([4, 7])
+
+
+def called(network, windows, **options):
+    """A call for two rows, with the arguments that the network was given."""
     Recorder.calls.clear()
-    fed, at = jnp.arange(12).reshape(2, 2, 3), jnp.array([4, 7])
-    cache = network.init_cache(at, 16)
-    sizes = Sizes(jnp.array(count), jnp.array(width), jnp.array([True, True]), (2,), bounded)
-    return forward_candidates(network, None, cache, fed, at, sizes, **options), list(Recorder.calls)
+    cache = network.init_cache(AT, 16)
+    return forward_tree(network, None, Prefix(cache, AT), windows, **options), list(Recorder.calls)
 
 
-def test_candidates_share_positions_and_do_not_see_each_other():
-    call, [(inputs, positions, mask)] = called(Recorder(), [1, 1], [1, 1], bounded=True)
-    assert inputs.tolist() == np.arange(12).reshape(2, 6).tolist()
-    assert positions.tolist() == [[4, 5, 6] * 2, [7, 8, 9] * 2]
-    assert mask.tolist() == np.kron(np.eye(2), np.tri(3)).astype(bool).tolist()
-    assert call.outputs[..., 0].tolist() == np.arange(12).reshape(2, 2, 3).tolist()
-    assert call.kv_of(Recorder(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert of_candidate(call.outputs[..., 0], jnp.array([1, 0])).tolist() == [[3, 4, 5], [6, 7, 8]]
+@pytest.mark.parametrize("network", [Recorder(), InBlocks()])
+@pytest.mark.parametrize(
+    ("parent", "row", "sees"),
+    [
+        ([-1, -1, -1], None, [[0, 0, 0], [0, 0, 0], [0, 0, 0]]),  # star
+        ([-1, 0, 1], None, [[0, 0, 0], [3, 0, 0], [3, 3, 0]]),  # chain
+        ([-1, 0, 0], [0, 0, 1], [[0, 0, 0], [1, 0, 0], [2, 0, 0]]),  # comb
+        ([-1, 0, 1], [0, 1, 0], [[0, 0, 0], [2, 0, 0], [2, 1, 0]]),
+    ],
+)
+def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(parent, row, sees, network):
+    """The second row has a star, whose windows see nothing of each other."""
+    at, parents = AT[:, None] + jnp.array([0, 0, 3]), jnp.array([parent, [-1] * 3])
+    windows = Windows(FED, at, at > 0, parents, row and jnp.array(row))
+    _, [(inputs, positions, masks)] = called(network, windows, bounded=True)
+    assert inputs.tolist() == FED.reshape(2, 9).tolist()
+    assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
+    own = np.ones((3, 3)) if network.block else np.tri(3)
+    others = np.repeat(np.arange(3) < np.array(sees)[..., None], 3, axis=0).reshape(9, 9)
+    alone = np.kron(np.eye(3), own) > 0
+    assert masks.tolist() == [(alone | others).tolist(), alone.tolist()]
 
 
 @pytest.mark.parametrize(
     ("count", "width", "fed", "positions"),
     [
-        ([1, 1], [2, 1], [[0, 1], [6, 7]], [2, 2]),
-        ([1, 1], [3, 1], [[0, 1, 2], [6, 7, 8]], [3, 2]),
-        ([1, 2], [2, 2], [[0, 1, 3, 4], [6, 7, 9, 10]], [2, 4]),
+        ([1, 1], [2, 1], [[0, 1], [9, 10]], [2, 2]),
+        ([1, 1], [3, 1], [[0, 1, 2], [9, 10, 11]], [3, 2]),
+        ([1, 2], [2, 2], [[0, 1, 3, 4], [9, 10, 12, 13]], [2, 4]),
+        ([1, 0], [2, 3], [[0, 1], [9, 10]], [2, 2]),  # a row that reads nothing asks for nothing
     ],
 )
 def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, positions):
-    call, calls = called(Recorder(), count, width)
-    ran, each = np.zeros((2, 2, 3)), max(width)
+    last, options = jnp.maximum(jnp.array(count) - 1, 0), {"width": jnp.array(width), "widths": (2,)}
+    windows = Windows.star(FED[:, :2], AT, jnp.array(count))
+    call, calls = called(Recorder(), windows, read=lambda x: Reading(x, x[:, -1], kept=last), **options)
+    ran, each = np.zeros((2, 2, 3)), max(w for n, w in zip(count, width, strict=True) if n)
     ran[:, : max(count), :each] = np.array(fed).reshape(2, -1, each)
     assert len(calls) == 4 and call.positions.tolist() == positions
-    assert call.outputs[..., 0].tolist() == ran.tolist()
-    last = jnp.array(count) - 1
-    want = [row[i][:each].tolist() for row, i in zip(ran, last, strict=True)]
-    assert call.kv_of(Recorder(), last, each).tokens.tolist() == want
+    assert call.one[..., 0].tolist() == ran[:, max(count) - 1].tolist()
+    assert call.kv.tokens.tolist() == [row[i].tolist() for row, i in zip(ran, last, strict=True)]
+    ran[np.arange(2) >= np.array(count)[:, None]] = 0  # the windows that a row does not read
+    assert call.each[..., 0].tolist() == ran.tolist()
 
 
-def test_a_block_follows_the_candidate_that_carries_it():
-    following = Following(
-        jnp.array([[20, 21, 22], [23, 24, 25]]), jnp.array([1, 0]), jnp.array([True, False])
-    )
-    call, [(inputs, positions, mask)] = called(InBlocks(), [2, 1], [3, 3], bounded=True, following=following)
-    assert inputs[:, 6:].tolist() == following.tokens.tolist()
-    assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
-    assert mask[0, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [False, True, True]]
-    assert mask[1, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [True, False, True]]
-    assert call.following[..., 0].tolist() == [[20, 21, 22], [0, 0, 0]]
-    assert call.positions.tolist() == [9, 3]
-    assert call.kv_of(InBlocks(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
+@pytest.mark.parametrize(
+    ("reads", "kept", "positions"),
+    [
+        ([[1, 1, 1], [1, 0, 0]], [1, 0], [9, 3]),
+        ([[1, 0, 1], [1, 0, 0]], [2, 0], [6, 3]),
+        ([[1, 1, 0], [1, 0, 0]], [0, 0], [6, 3]),
+        ([[1, 0, 0], [1, 0, 0]], [0, 0], [3, 3]),
+    ],
+)
+def test_a_call_computes_the_windows_that_a_row_reads(reads, kept, positions):
+    reads, kept = jnp.array(reads) > 0, jnp.array(kept)
+    windows = Windows(FED, AT[:, None] + 0 * reads, reads)
+    keeps, smaller = functools.partial(Reading, kept=kept), ((0, 2), (0, 1))
+    call, calls = called(InBlocks(), windows, read=keeps, smaller=smaller)
+    assert [inputs.shape[1] for inputs, *_ in calls] == [3, 6, 6, 9]
+    assert call.positions.tolist() == positions
+    assert call.each[..., 0].tolist() == jnp.where(reads[..., None], FED, 0).tolist()
+    assert call.kv.tokens.tolist() == FED[jnp.arange(2), kept].tolist()
 
 
 def test_only_new_candidates_are_verified():
@@ -143,17 +161,6 @@ def test_a_candidate_wins_on_a_recurrent_network():
 # What is not there is not computed
 
 
-@pytest.mark.parametrize(
-    ("running", "shape"),
-    [((1, 1, 1), (3, 8)), ((0, 1, 1), (3, 4)), ((1, 0, 0), (1, 8)), ((0, 0, 1), (1, 4)), ((0, 0, 0), (1, 4))],
-)
-def test_the_smallest_shape_that_holds_the_running_rows(running, shape):
-    count, width = jnp.array([1, 2, 1]), jnp.array([5, 4, 3])
-    found = on_smallest(jnp.asarray, (1, 3), (4, 8), count, width, jnp.array(running) > 0)
-    assert tuple(found.tolist()) == shape
-    assert on_smallest(lambda shape: shape, (1, 1), (4, 4), count, width, jnp.array(running) > 0) == (1, 4)
-
-
 @dataclasses.dataclass(frozen=True)
 class Measured(StubCausal):
     """Tells its probe how many positions a call computes."""
@@ -167,11 +174,8 @@ REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has
 SPARING = {  # decoder, options, positions of its smallest call
     "candidates": (Jacobi, {"block": 4, "candidates": 3}, 4),
     "blocks": (Jacobi, {"block": 3, "blocks": 2}, 3),
-    "blocks and a pool": (
-        Jacobi,
-        {"block": 3, "blocks": 2, "pool": 1},
-        6,
-    ),  # the pool remembers the whole width
+    # The pool remembers the whole width.
+    "blocks and a pool": (Jacobi, {"block": 3, "blocks": 2, "pool": 1}, 6),
     "released": (ReleasedMultiBlock, {"block": 4, "in_flight": 2, "pool": 4}, 4),
 }
 
@@ -198,9 +202,7 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
     else:  # its window shrinks with the block, the compiled ones do not
         assert sum(sizes) > result["positions"][0]
     spared, small = computed(name)
-    monkeypatch.setattr(
-        candidates, "on_smallest", lambda call, counts, widths, *_: call((counts[-1], widths[-1]))
-    )
+    monkeypatch.setattr(tree, "on_smallest", lambda call, shapes, fits: call(shapes[-1]))
     whole, large = computed(name)
     assert whole == spared and sum(small) < sum(large)
 

@@ -1,0 +1,103 @@
+"""The calls of a block decoder: on the prompt's whole blocks, then on one block after the other."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, BlockRead, read_states
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.shapes import unless_idle
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.decode.rules.windows import last_of, window
+from paradec_jax.nn import masks
+
+
+def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
+    """The canvas before any call: given tokens, masks, an empty cache, room for two blocks more."""
+    block = decoder.block
+    canvas = Canvas.of(decoder.begin(request, 2 * block, overrun), decoder.mask, block)
+    rows = canvas.rows
+    return BlockCanvas(
+        **vars(canvas),
+        cache=decoder.empty_cache(request, rows.tokens.shape[1]),
+        cached=rows.length // block * block,
+        step=jnp.zeros_like(rows.length),
+        previous=None,
+    )
+
+
+def read_prompt(
+    decoder: Any,
+    params: Any,
+    canvas: AnyBlocks,
+    request: Request,
+    opens: bool,
+    vectors: Array | None = None,
+) -> tuple[AnyBlocks, BlockRead]:
+    """Reads the whole blocks that each row is given in one call, and commits nothing.
+
+    Args:
+      canvas: fresh canvas.
+      request: what was asked for.
+      opens: read each row's open block along with them. Otherwise a row without a whole block calls
+        nothing.
+      vectors: what is read in place of the canvas's tokens, [B, S, D].
+    """
+    network, block, cached = decoder.network, canvas.block, canvas.cached
+    width = max(request.tokens.shape[1] // block * block + block * opens, block)
+
+    def call() -> tuple[Any, ...]:
+        positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
+        inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
+        mask = None if block == network.block else masks.block_causal(positions, block)
+        out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
+        return out.hidden, out.kv, out.counts
+
+    needed = (cached > 0) | opens
+    hidden, kv, counts = call() if opens else unless_idle(call, needed)
+    counts = {name: amount * needed for name, amount in counts.items()}
+    canvas = canvas.spend(counts, cached + block * opens, needed.astype(jnp.int32))
+    if decoder.spec.alignment == "next":
+        canvas = dataclasses.replace(canvas, previous=last_of(hidden, jnp.maximum(cached, 1)))
+    return canvas, BlockRead(
+        hidden=window(hidden, cached, block) if opens else hidden[:, :block],
+        window=hidden,
+        at=jnp.zeros_like(cached),
+        kv=kv,
+        reads=~canvas.rows.done & opens,
+        stored=cached > 0,
+        prompt=True,
+    )
+
+
+def read_block(
+    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
+) -> tuple[AnyBlocks, BlockRead]:
+    """One call on what follows each row's trusted cache: its open block, or one to be stored.
+
+    ::
+
+        open block      | a _ c _ |              window B
+        clean block     | a b c d | _ _ _ _ |    window 2B, where the next block's first step is
+                                                 fused with the store
+
+    The call has the wide window only where a running row needs it. The canvas is then at the open
+    block.
+
+    Args:
+      canvas: canvas before the call, which begins at `cached`.
+      fuse: read the block after a clean one along with it.
+      vectors: what is read in place of the canvas's tokens, [B, S, D].
+    """
+    at, clean, running = canvas.cached, canvas.clean, ~canvas.rows.done
+    inputs = window(canvas.rows.tokens if vectors is None else vectors, at, canvas.block)
+    first, follows = jnp.zeros_like(at), clean if fuse else None
+    canvas, call = read_states(
+        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors
+    )
+    hidden = call.each[:, 0]
+    canvas = canvas.after_block(clean, canvas.block, hidden[:, -1:])
+    return canvas, canvas.path(call, hidden, clean)

@@ -1,0 +1,179 @@
+"""One call of the network on a small tree of windows, which share one cached prefix.
+
+::
+
+    star     a b c | d e f | g h i       guesses of the same positions: none sees another
+    chain    a b c > d e f > g h i       a block and those after it: each sees all before it
+    comb     a b c,  a > d,  b > e       a short window after each row of another
+
+A window sees the prefix, itself by the network's visibility, and of each ancestor the rows up to
+the one where its path leaves. All windows of a call have one width.
+
+A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
+beside the largest, and the smallest that holds what all rows read is the one that runs.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Shaped
+
+from paradec_jax.decode.machine.network import Counts, Prefix
+from paradec_jax.decode.machine.shapes import on_smallest
+from paradec_jax.decode.rules.windows import pad_slots
+from paradec_jax.nn import masks
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The windows of a call, and which of them each row reads.
+
+    Attributes:
+      tokens: R windows of W tokens, or vectors in their place, [B, R, W, ...].
+      at: position of the first token of each, [B, R].
+      reads: windows that the row reads, [B, R]; none where it has stopped.
+      parent: window that each one follows, the index of an earlier one, [B, R]; -1 where it follows
+        the prefix alone. None where all do. Without B it is the same in all rows.
+      row: last row of its parent that each one sees, as `parent`; None is the parent's last one.
+    """
+
+    tokens: Shaped[Array, "B R W *rest"]
+    at: Int[Array, "B R"]
+    reads: Bool[Array, "B R"]
+    parent: Int[Array, "*B R"] | None = None
+    row: Int[Array, "*B R"] | None = None
+
+    @classmethod
+    def star(
+        cls, tokens: Shaped[Array, "B R W *rest"], at: Int[Array, "B"], count: Int[Array, "B"]
+    ) -> "Windows":
+        """Windows that begin at one position, of which a row reads the first `count`."""
+        index = jnp.arange(tokens.shape[1])
+        return cls(tokens, at[:, None] + 0 * index, index < count[:, None])
+
+    def sees(self) -> Int[Array, "*B R R"]:
+        """How many rows of each other window, its ancestors, each window sees."""
+        count, width = self.tokens.shape[1:3]
+        if self.parent is None:
+            return jnp.zeros((count, count), jnp.int32)
+        rows = jnp.asarray(width if self.row is None else self.row + 1)[..., None]
+        follows = self.parent[..., None] == jnp.arange(count)
+        sees = of_parent = jnp.where(follows, rows, 0)
+        for _ in range(count - 2):  # a path has at most so many ancestors beyond the parent
+            above = jnp.where(follows[..., None], sees[..., None, :, :], 0)
+            sees = of_parent + jnp.sum(above, axis=-2)
+        return sees
+
+
+class Reading(NamedTuple):
+    """What a call hands on, given the hidden states of the r windows of w tokens that it computes.
+
+    Keys, values and logits of all windows are large, so one window's are handed on where one is
+    enough.
+
+    Attributes:
+      each: what is read of every window, leaves [B, r, w, ...].
+      one: what is read of one window, leaves [B, w, ...].
+      rest: further leaves, of shapes that r and w do not change.
+      kept: the window of each row whose keys and values are handed on, [B]; 0 is the first one.
+    """
+
+    each: Any = None
+    one: Any = None
+    rest: Any = None
+    kept: Int[Array, "B"] | int = 0
+
+
+class TreeCall(NamedTuple):
+    """What a call returns; zeros of what it did not compute.
+
+    Attributes:
+      windows: what was read.
+      each: as read, leaves [B, R, W, ...], zero of windows that the row does not read.
+      one, rest: as read, leaves [B, W, ...] and any.
+      kv: keys and values of the window that is kept, for W positions of the cache.
+      counts: amounts of the network's counters.
+      positions: positions that were computed for each row, [B].
+    """
+
+    windows: Windows
+    each: Any
+    one: Any
+    rest: Any
+    kv: Any
+    counts: Counts
+    positions: Int[Array, "B"]
+
+
+def forward_tree(
+    network: Any,
+    params: Any,
+    prefix: Prefix,
+    windows: Windows,
+    read: Callable[[Any], Reading] = Reading,
+    *,
+    smaller: Sequence[tuple[int, ...]] = (),
+    width: Int[Array, "B"] | int = 0,
+    widths: Sequence[int] = (),
+    bounded: bool = False,
+) -> TreeCall:
+    """One call of the network on a tree, in the smallest compiled shape for what all rows read.
+
+    Args:
+      network, params: the network that is called, and its parameters.
+      prefix: its cache, and what every window sees of it.
+      windows: R windows of W tokens.
+      read: hidden states [B, r, w, D] -> what to hand on. Logits that are made here are made of few
+        positions in a small call.
+      smaller: windows of the calls that are compiled beside that of the first one and that of all,
+        the fewest first.
+      width: tokens of each window that the row reads; it matters where there are `widths`.
+      widths: compiled numbers of tokens below W, ascending.
+      bounded: compile the largest call alone: reverse mode would keep something of every one.
+    """
+    (batch, count, most), sees = windows.tokens.shape[:3], windows.sees()
+    every = tuple(range(count))
+    shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
+    reads = windows.reads
+    outside = jnp.asarray([[r not in of for r in every] for of, _ in shapes])
+    fits = ~jnp.any(reads[:, None] & outside, axis=2)
+    asked = jnp.where(jnp.any(reads, axis=1), width, 0)[:, None]
+    fits &= asked <= jnp.asarray([w for _, w in shapes])
+
+    def call(shape: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
+        of, width = shape
+        index = slice(len(of)) if of == every[: len(of)] else np.asarray(of)
+        fed = windows.tokens[:, index, :width]
+        positions = windows.at[:, index, None] + jnp.arange(width)
+        mask = None
+        if len(of) > 1 or network.block not in (None, width):
+            causal = network.visibility == "causal"
+            own = masks.causal(width) if causal else jnp.ones((width, width), bool)
+            mask = masks.windows(own, sees[..., index, :][..., index])
+        flat = batch, len(of) * width
+        out = network.forward(
+            params, fed.reshape(*flat, *fed.shape[3:]), positions.reshape(flat), prefix, mask
+        )
+        each, one, rest, kept = read(out.hidden.reshape(batch, len(of), width, -1))
+        kv = out.kv
+        if len(of) > 1:
+            slot = sum(kept > r for r in of)
+            kv = network.pick(kv, jnp.broadcast_to(slot * width, batch), width)
+        if width < most:
+            kv = network.widen(kv, most)
+        one = jax.tree.map(lambda x: pad_slots(x, most), one)
+        each = jax.tree.map(lambda x: pad_slots(x, count, most), each)
+        if not isinstance(index, slice):  # zeros stand after the last of these windows
+            places = np.asarray([of.index(r) if r in of else len(of) for r in every])
+            each = jax.tree.map(lambda x: x[:, places], each)
+        return each, one, rest, kv, out.counts
+
+    each, one, rest, kv, counts = on_smallest(call, shapes[-1:] if bounded else shapes, fits)
+    each = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(reads, range(2, x.ndim)), x, 0), each)
+    sizes = jnp.asarray([len(of) * w for of, w in shapes], jnp.int32)
+    return TreeCall(windows, each, one, rest, kv, counts, sizes[jnp.argmax(fits, axis=1)])
