@@ -18,10 +18,8 @@ from paradec_jax.template import MARKS, render
 from paradec_jax.template import check as check
 
 DEFAULT = "default"
-THOUGHTS = {
-    "reasoning": "reasoning_content",
-    "reasoning_content": "reasoning",
-}  # names of an assistant's thought
+# Names of an assistant's thought.
+THOUGHTS = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}
 ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
 # A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
 NONE = re.compile(r"(?i)\bcontent['\"\])]*\s*(is\s+(not\s+)?|[!=]=\s*)none")
@@ -62,12 +60,8 @@ def named_templates(value: Any) -> dict[str, str]:
 def special_tokens(model: Any) -> dict[str, str]:
     """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
     spec, words = model.token_spec, model.tokenizer
-    ids = {
-        "bos_token": spec.bos,
-        "eos_token": [*spec.stop, None][0],
-        "pad_token": spec.pad,
-        "mask_token": spec.mask,
-    }
+    ids = {"bos_token": spec.bos, "eos_token": [*spec.stop, None][0], "pad_token": spec.pad}
+    ids["mask_token"] = spec.mask
     known = {name: words.token_text(i) for name, i in ids.items() if words and i is not None}
     return {name: text for name, text in known.items() if text} | dict(model.special_tokens)
 

@@ -11,10 +11,14 @@ from paradec_jax.families import network_of
 from paradec_jax.tokenizer import Tokenizer
 
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
+# Fields of a generation_config.json that no decoder applies, which is said where they change a text.
+OTHERS = "typical_p num_beams no_repeat_ngram_size penalty_alpha encoder_repetition_penalty"
 
 
 def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling that a generation_config.json says, with the defaults of transformers 5 where it samples.
+
+    Fields of `OTHERS` are in it too.
 
     Raises:
       ValueError: a value that cannot be, naming the field.
@@ -23,7 +27,8 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()}
     values["top_k"] = values.get("top_k") or None  # 0 keeps all there
     as_arrays(RepetitionKnobs(**values))
-    return {name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)}
+    values = {name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)}
+    return values | {name: fields[name] for name in OTHERS.split() if fields.get(name) not in (None, 0, 1)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +63,8 @@ class Model:
       chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
       special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
       head: what corrects the network's scores between its calls, or None.
-      sampling: fields of `RepetitionKnobs` by name, for answers to conversations where the caller gives no knobs.
+      sampling: fields of `RepetitionKnobs` and of `OTHERS` by name, for answers to conversations where the caller
+        gives no knobs.
       decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8 --running"), or None.
     """
 

@@ -26,7 +26,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
 from paradec_jax.disk.folders import (
     ADAPTER_CONFIG,
     CHAT_TEMPLATE,
@@ -39,7 +38,7 @@ from paradec_jax.disk.folders import (
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
 from paradec_jax.io import read_object, sha256_of, text_of
-from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
+from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead, sampling_of
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
 
@@ -204,7 +203,7 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
         "decoder": description.get("decoder"),
     }
     with _naming(f"sampling or decoder of {CONFIG}"):
-        as_arrays(RepetitionKnobs(**facts["sampling"]))
+        sampling_of({"do_sample": True} | facts["sampling"])
         if facts["decoder"] is not None:
             usual, network = choose(config.family, facts["decoder"]), network_of(config)
             usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)

@@ -197,7 +197,7 @@ class TestLoad:
             (lambda d, p: p.update(weights=WEIGHTS), "weights of network must be files with SHA-256"),
             (lambda d, p: p.update(weights={"../x.safetensors": "0"}), "must be files .* not {'../x"),
             (
-                lambda d, p: d.update(sampling={"top_k": 0}),
+                lambda d, p: d.update(sampling={"top_k": -1}),
                 "sampling .* of config.json: top_k must be at least 1",
             ),
             (lambda d, p: d.update(decoder="jacobi --blok 8"), "decoder of config.json: --blok is no option"),

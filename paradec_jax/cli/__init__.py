@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     if argv is None:  # a command that SIGTERM ends clears away what it has half written
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        warnings.formatwarning = lambda message, *_: f"paradec: {message}\n"
     _use_compilation_cache()
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] not in QUICK:

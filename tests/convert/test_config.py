@@ -150,6 +150,7 @@ DRAWN = [
     ({"do_sample": True, "top_p": 0.8, "min_p": 0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.8}),
     ({"do_sample": True, "top_k": 0}, {"temperature": 1.0}),
     ({"temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    ({"num_beams": 4, "typical_p": 1.0}, {"num_beams": 4}),
     ({"do_sample": "yes"}, "do_sample must be true or false, not 'yes'"),
     ({"do_sample": True, "top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
     ({"repetition_penalty": 0}, "repetition_penalty must be above 0, not 0"),
