@@ -27,9 +27,7 @@ app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
 QUICK = (["demo"], ["compare"], ["generate"])  # first words of commands that wait for no other
 # An option and the word after it where a value is missing.
-MISSING = (
-    r"--((model|data|held-out|out|base|adapter|judge|real|texts|html|beside|decoder|stop)(= | $)|model --)"
-)
+BARE = r"--((model|data|held-out|out|base|adapter|judge|real|texts|html|beside|decoder|stop)(= | $)|model --)"
 
 
 def _use_compilation_cache() -> None:
@@ -50,7 +48,7 @@ def _arguments(argv: Sequence[str]) -> list[str]:
         argv = ["generate", *generate.with_decoder(argv[1:])]
     words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        if re.match(MISSING, f"{word} {after}"):
+        if re.match(BARE, f"{word} {after}"):
             raise ValueError(f"{word.rstrip('=')} needs a value")
         if word != "--model" or argv[0] != "compare":
             words.append(word)
