@@ -66,7 +66,9 @@ def replayed(name: str, decoder: Any, **knobs: float) -> tuple[Any, Any]:
     """The result of a decode, and what `everything` recorded of each step while the row was running, on the host."""
     (network, params, spec), (own, head_params) = model(), head()
     with_head = decoder.head is None
-    given: Any = {"network": params, "head": head_params}
+    # The residual is linear in the gain of the norm that it ends with.
+    gain = head_params["final_norm"] * RECORDED[name].get("scale", 1.0)
+    given: Any = {"network": params, "head": head_params | {"final_norm": gain}}
     if with_head:
         decoder = type(decoder)(**{**vars(decoder), "head": own})
     decoder = decoder.bind(network, SIZE, spec)
@@ -119,9 +121,7 @@ def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]
     case, (rule, knobs) = RECORDED[name], rule_of(name)
     steps = "dynamic" if "dynamic" in case.get("mrp", "") else "static"
     mix = "none" if case["mix"] == "none" else "sum"
-    scale = {"scale": case["scale"]} if "scale" in case else {}
-    decoder = decode.Residual(rule=rule, head_rule=steps, head_steps=case["K"], mix=mix, **fused)
-    return decoder, {**knobs, **scale}
+    return decode.Residual(rule=rule, head_rule=steps, head_steps=case["K"], mix=mix, **fused), knobs
 
 
 @pytest.mark.parametrize("name", named("direct"))
