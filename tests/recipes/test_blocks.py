@@ -41,7 +41,7 @@ def test_a_model_of_blocks_goes_on(source, tmp_path, capsys):
     last = pd.load(tmp_path / "second" / "model")
     assert last.token_spec == model.token_spec and (last.config.block, last.config.blocks) == (2, None)
     assert main(words(source, tmp_path / "third", "--model", folder, objective="blocks")) == 1
-    assert "look_back and mask are options of a causal model" in capsys.readouterr().err
+    assert "--look-back and mask are options of a causal model" in capsys.readouterr().err
 
 
 REFUSED = [
