@@ -39,10 +39,8 @@ FIELDS = {  # of config.json, and keys of the metadata without the architecture
 SCALING = {"rope_type": "type", "factor": "factor", "beta_fast": "yarn_beta_fast"}  # of rope_scaling
 SCALING |= {"beta_slow": "yarn_beta_slow", "original_max_position_embeddings": "original_context_length"}
 # Keys that change nothing where they are 1.
-NEUTRAL = (
-    "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor rope.scale_linear"
-)
-NEUTRAL += " logit_scale residual_scale embedding_scale attention.causal"
+NEUTRAL = "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor "
+NEUTRAL += "rope.scale_linear logit_scale residual_scale embedding_scale attention.causal"
 MOST_READS = 2_000_000  # of strings and numbers in the metadata
 IDLE = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 CHANNELS = ("rope.dimension_count", "attention.value_length")  # must be those of a head

@@ -35,10 +35,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
 KNOWN = "r lora_alpha rank_pattern alpha_pattern lora_dropout inference_mode task_type revision "
-KNOWN += (
-    "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules layers_to_transform "
-)
-KNOWN += "layers_pattern megatron_core qalora_group_size eva_config"
+KNOWN += "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules "
+KNOWN += "layers_to_transform layers_pattern megatron_core qalora_group_size eva_config"
 
 
 def merged(model: Model, folder: Path, allow_nonfinite: bool) -> Model:

@@ -31,11 +31,21 @@ from paradec_jax.io import one_sentence, regular
 
 from .engine import ConvertError, Source
 
-KINDS = (
-    "Float float32 Double float64 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
-)
-KINDS += " Byte uint8 Bool bool"
-STORAGES = {f"{kind}Storage": np.dtype(name) for kind, name in zip(*[iter(KINDS.split())] * 2, strict=True)}
+STORAGES = {  # by their names in PyTorch
+    f"{kind}Storage": np.dtype(name)
+    for kind, name in {
+        "Float": "float32",
+        "Double": "float64",
+        "Half": "float16",
+        "BFloat16": "bfloat16",
+        "Long": "int64",
+        "Int": "int32",
+        "Short": "int16",
+        "Char": "int8",
+        "Byte": "uint8",
+        "Bool": "bool",
+    }.items()
+}
 # Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow without bound.
 MOST_STEPS = 10**6
 NAMES, TUPLES = (["GLOBAL", "STACK_GLOBAL", "INST"], ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"])

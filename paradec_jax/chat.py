@@ -60,7 +60,7 @@ def named_templates(value: Any) -> dict[str, str]:
 def special_tokens(model: Any) -> dict[str, str]:
     """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
     spec, words = model.token_spec, model.tokenizer
-    ids = {"bos_token": spec.bos, "eos_token": [*spec.stop, None][0], "pad_token": spec.pad}
+    ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
     ids["mask_token"] = spec.mask
     known = {name: words.token_text(i) for name, i in ids.items() if words and i is not None}
     return {name: text for name, text in known.items() if text} | dict(model.special_tokens)

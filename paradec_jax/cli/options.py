@@ -35,7 +35,7 @@ def options_of(name: str | None) -> Any:
     """A dictionary type with the options of a decoder, of which a command line gives some.
 
     Args:
-      name: of the decoder; None for the options that the default decoders of all families share.
+      name: name of the decoder; None for the options that the default decoders of all families share.
     """
     choices: dict[str, tuple[Any, str, dict[str, str]]] = {}
     rows = rows_of(name)

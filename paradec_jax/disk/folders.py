@@ -16,9 +16,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
-MARKER = (
-    ".paradec.json"  # in a folder that `staged` has written: digests of its files, its run by its own name
-)
+# In a folder that `staged` has written: digests of its files by their names, and by its own the mark of its run.
+MARKER = ".paradec.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
 IS_ADAPTER = "the folder holds an adapter; name its base model, and give the folder with --adapter"

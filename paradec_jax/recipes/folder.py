@@ -26,7 +26,8 @@ def claim(folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), b
 
     Args:
       folder: path of the folder.
-      options: of the run; of `weights`, the digests of models by their paths, those count that the folder has too.
+      options: options of the run by name, and as `weights` digests of its models by their paths, of which those
+        count that the folder has too.
       allow: where it names anything, all but the model and its parts may differ.
       begin: whether anything is written.
 

@@ -114,7 +114,7 @@ class BlockCanvas(Canvas):
         """The canvas at the next block, in rows that store one.
 
         Args:
-          stored: those rows.
+          stored: rows whose block is stored, [B].
           length: positions of the block.
           last: hidden state of its last position.
         """
@@ -181,7 +181,7 @@ def read_states(
       decoder, params: with a field `network`, and its parameters.
       canvas: the canvas, whose block begins at `cached`.
       states: the states, tokens or vectors.
-      reads: those that each row reads.
+      reads: states that each row reads.
       clean: the state whose keys and values are handed on, and which the next block sees.
       follows: rows that read the next block; None where it is never read.
       vectors: what is read in place of the canvas's tokens.

@@ -173,7 +173,7 @@ class RuledDecoder(DecoderBase):
         """The step in the open block that a call's hidden states make, not taken yet.
 
         Args:
-          params: of the network.
+          params: parameters of the network.
           state: the canvas as the call left it.
           call: what was read.
           knobs: knobs of the decoder.
