@@ -9,7 +9,7 @@ import numpy as np
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.config.bounds import MOST_RECURRENCES
-from paradec_jax.model import Model
+from paradec_jax.store.model import Model
 
 from .engine import ConvertError
 
@@ -30,12 +30,21 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     recurrent = isinstance(config, RecurrentDepthConfig)
     wanted = _wanted(recorded, recurrent)
     tokens = recorded.get("input_ids")
-    if tokens is None or tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+    if (
+        tokens is None
+        or tokens.ndim != 2
+        or not tokens.size
+        or not np.issubdtype(tokens.dtype, np.integer)
+    ):
         raise ConvertError("array input_ids must hold integers [B, T]")
     if tokens.shape[1] > config.max_length:
-        raise ConvertError(f"array input_ids has rows beyond the {config.max_length} positions of the model")
+        raise ConvertError(
+            f"array input_ids has rows beyond the {config.max_length} positions of the model"
+        )
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-        raise ConvertError(f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}")
+        raise ConvertError(
+            f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}"
+        )
     width = config.width if recurrent else 0
     state = recorded.get("init_state", np.zeros((*tokens.shape, width), np.float32))
     for name, array, last in [
@@ -61,19 +70,29 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     with jax.default_matmul_precision("highest"):
         for name, array, recurrences in wanted:
             own = logits(
-                model.params, jnp.asarray(tokens, jnp.int32), jnp.asarray(state, jnp.float32), recurrences
+                model.params,
+                jnp.asarray(tokens, jnp.int32),
+                jnp.asarray(state, jnp.float32),
+                recurrences,
             )
-            yield name, float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64))))
+            yield (
+                name,
+                float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64)))),
+            )
 
 
-def _wanted(recorded: Mapping[str, np.ndarray], recurrent: bool) -> list[tuple[str, np.ndarray, int]]:
+def _wanted(
+    recorded: Mapping[str, np.ndarray], recurrent: bool
+) -> list[tuple[str, np.ndarray, int]]:
     """Names, arrays and recurrences (1 where a model has none) of the recorded logits, fewest recurrences first."""
     numbered = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded if recurrent}
     wanted = [(name, recorded[name], int(match[1])) for name, match in numbered.items() if match]
     if not wanted and "logits" in recorded:
         steps = recorded.get("num_steps") if recurrent else np.array(1)
         if steps is None or steps.size != 1 or not np.issubdtype(steps.dtype, np.integer):
-            raise ConvertError("array logits of a recurrent model needs one integer num_steps beside it")
+            raise ConvertError(
+                "array logits of a recurrent model needs one integer num_steps beside it"
+            )
         wanted = [("logits", recorded["logits"], int(steps.item()))]
     if not wanted:
         raise ConvertError("there is no array logits" + ", nor logits_r<n>" * recurrent)

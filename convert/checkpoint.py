@@ -9,12 +9,12 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
 from paradec_jax.io import text_of
-from paradec_jax.model import Model, sampling_of
-from paradec_jax.template import check as check_template
+from paradec_jax.store.model import Model, sampling_of
+from paradec_jax.text.chat import DEFAULT, named_templates
+from paradec_jax.text.template import check as check_template
 
 from . import gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
@@ -91,7 +91,9 @@ def _reading(
     elif path.suffix == GGUF:
         yield gguf.read(path, dtype, tokenizer is None)
     else:
-        raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
+        raise ConvertError(
+            f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}"
+        )
 
 
 def _read_chat(folder: Path) -> dict[str, Any]:
@@ -111,7 +113,9 @@ def _read_chat(folder: Path) -> dict[str, Any]:
             given = text_of(path := file)
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
-            raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
+            raise ValueError(
+                f"it has no chat template called {DEFAULT}, only {', '.join(templates)}"
+            )
         template = templates.get(DEFAULT, next(iter(templates.values()), None))
         if template is not None:
             check_template(template)
@@ -122,7 +126,9 @@ def _read_chat(folder: Path) -> dict[str, Any]:
 
 def all_finite(source: Any) -> Any:
     """A model, or a head, whose parameters refuse to be NaN or infinite when they are read."""
-    leaves = {path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()}
+    leaves = {
+        path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()
+    }
     changes: dict[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
     if getattr(source, "head", None) is not None:
         changes["head"] = all_finite(source.head)

@@ -12,7 +12,7 @@ from paradec_jax import store
 from paradec_jax.config.bounds import check_numbers
 from paradec_jax.disk.folders import CHAT_TEMPLATE, check_replaceable, locate, staged
 from paradec_jax.io import regular
-from paradec_jax.model import Model
+from paradec_jax.store.model import Model
 
 from . import check as checking
 from . import torch_check
@@ -57,12 +57,16 @@ def import_model(
     """
     check_replaceable(dst, overwrite)
     of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
-    with opened(locate(src), dtype, tokenizer, weights, of_blocks, allow_nonfinite=allow_nonfinite) as model:
+    with opened(
+        locate(src), dtype, tokenizer, weights, of_blocks, allow_nonfinite=allow_nonfinite
+    ) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)
 
 
-def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False) -> int:
+def export_model(
+    src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False
+) -> int:
     """Converts a model folder to a Hugging Face folder, whole or not at all.
 
     Args:
@@ -121,7 +125,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(regular(path), allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy raises whatever its readers do
-        raise ConvertError(f"{path} is missing, or not an .npz file of plain arrays ({error})") from error
+        raise ConvertError(
+            f"{path} is missing, or not an .npz file of plain arrays ({error})"
+        ) from error
 
 
 def _report(verb: str, model: Model, folder: Path) -> int:

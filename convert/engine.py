@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from paradec_jax.disk.folders import ADAPTER_CONFIG, IS_ADAPTER, StoreError
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
-from paradec_jax.model import PARAM_DTYPES
+from paradec_jax.store.model import PARAM_DTYPES
 
 # Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
 # causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
@@ -67,7 +67,9 @@ class Row:
         """Shape of the tensor, given the length of every axis that patterns name."""
         groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
         shape = tuple(_product(group, axes) for group in groups)
-        return (sum(_product(part, axes) for part in self.parts), *shape[1:]) if self.parts else shape
+        return (
+            (sum(_product(part, axes) for part in self.parts), *shape[1:]) if self.parts else shape
+        )
 
     def shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the parameter."""
@@ -219,7 +221,9 @@ def check_tensors(source: Source, shapes: Shapes, optional: Shapes) -> None:
                 f"tensor {name} in {source.folder} is unknown: config.json does not ask for it"
             )
         if want is not None and tensor.shape != want:
-            raise ConvertError(f"tensor {name} has shape {tensor.shape}, but config.json asks for {want}")
+            raise ConvertError(
+                f"tensor {name} has shape {tensor.shape}, but config.json asks for {want}"
+            )
         if want is not None and tensor.dtype not in DTYPES.values():
             known = ", ".join(DTYPES.values())
             raise ConvertError(f"tensor {name} is {tensor.dtype}, but weights must be {known}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk import tensors
-from paradec_jax.model import PARAM_DTYPES
+from paradec_jax.store.model import PARAM_DTYPES
 
 from .engine import ConvertError, Json
 
@@ -96,7 +96,9 @@ def typed(config: Config, fields: Json, param_dtype: str) -> Config:
     plain = SPELLED.get(plain, plain)
     if plain not in tensors.DTYPES.values():
         known = ", ".join(tensors.DTYPES.values())
-        raise ConvertError(f"field dtype or torch_dtype of config.json must be one of {known}, not {named!r}")
+        raise ConvertError(
+            f"field dtype or torch_dtype of config.json must be one of {known}, not {named!r}"
+        )
     dtype = plain if plain in PARAM_DTYPES else param_dtype
     return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)  # type: ignore[type-var]
 

@@ -14,12 +14,12 @@ from einops import rearrange
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from paradec_jax import template as templates
 from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.disk.tensors import MAX_TENSORS, Lazy
 from paradec_jax.io import one_sentence, regular
-from paradec_jax.model import Model
-from paradec_jax.tokenizer import Tokenizer, from_pieces
+from paradec_jax.store.model import Model
+from paradec_jax.text import template as templates
+from paradec_jax.text.tokenizer import Tokenizer, from_pieces
 
 from . import qwen2
 from .engine import ConvertError, Json, Source, note, table_shapes
@@ -36,8 +36,15 @@ FIELDS = {  # of config.json, and keys of the metadata without the architecture
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-SCALING = {"rope_type": "type", "factor": "factor", "beta_fast": "yarn_beta_fast"}  # of rope_scaling
-SCALING |= {"beta_slow": "yarn_beta_slow", "original_max_position_embeddings": "original_context_length"}
+SCALING = {
+    "rope_type": "type",
+    "factor": "factor",
+    "beta_fast": "yarn_beta_fast",
+}  # of rope_scaling
+SCALING |= {
+    "beta_slow": "yarn_beta_slow",
+    "original_max_position_embeddings": "original_context_length",
+}
 # Keys that change nothing where they are 1.
 NEUTRAL = "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor "
 NEUTRAL += "rope.scale_linear logit_scale residual_scale embedding_scale attention.causal"
@@ -55,7 +62,12 @@ PLAIN = ("gpt-2", "default", "smollm")  # split by GPT-2's rule
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens
 # Of texts, turns and messages.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
-NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # in templates, and in the metadata
+NAMES = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "pad": "padding",
+}  # in templates, and in the metadata
 
 
 def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
@@ -84,14 +96,18 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
         Nothing is read past the end of the file, and an array of numbers at once.
         """
 
-        data = property(lambda self: self.plain, lambda self, it: setattr(self, "plain", np.asarray(it)))  # type: ignore
+        data = property(
+            lambda self: self.plain, lambda self, it: setattr(self, "plain", np.asarray(it))
+        )  # type: ignore
         reads = 0
 
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             kind, self.reads = np.dtype(dtype), self.reads + 1
             end = int(offset) + int(count) * kind.itemsize
             if end > len(self.data) or self.reads > MOST_READS:
-                raise ValueError("its header has a size beyond the end of the file, or too many values")
+                raise ValueError(
+                    "its header has a size beyond the end of the file, or too many values"
+                )
             return self.data[offset:end].view(kind.newbyteorder(override_order or self.byte_order))
 
         def _build_tensor_info(self, offs: int, count: int) -> Any:
@@ -108,14 +124,18 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
     reader = Reader(regular(path))
     values = {name: field.contents() for name, field in reader.fields.items()}
     end = 0
-    for begin, size, name in sorted((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors):
+    for begin, size, name in sorted(
+        (int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors
+    ):
         if begin < end or begin % reader.alignment or begin > len(reader.data):
             raise ConvertError(
                 f"tensor {name} of {path} lies over another one, beyond the file or beside its grid"
             )
         end = begin + size
     if (parts := values.get("split.count", 1)) > 1:
-        raise ConvertError(f"{path} is one of {parts} parts: join them with llama-gguf-split --merge")
+        raise ConvertError(
+            f"{path} is one of {parts} parts: join them with llama-gguf-split --merge"
+        )
     stored = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:  # of which none may be of a type that the package does not know
         gguf.dequantize(tensor.data[:1], tensor.tensor_type)
@@ -146,11 +166,19 @@ def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError where none does."""
     kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
     if kind not in qwen2.MODEL_TYPES:
-        raise ConvertError(f"general.architecture in config.json must be one of {known}, not {kind!r}")
-    own = {key.removeprefix(f"{kind}."): value for key, value in values.items() if key.startswith(f"{kind}.")}
+        raise ConvertError(
+            f"general.architecture in config.json must be one of {known}, not {kind!r}"
+        )
+    own = {
+        key.removeprefix(f"{kind}."): value
+        for key, value in values.items()
+        if key.startswith(f"{kind}.")
+    }
     scaling = {field: own.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
     fields = {field: own.get(key) for field, key in FIELDS.items()}
-    channels = fields["head_dim"] or (fields["hidden_size"] or 0) // (fields["num_attention_heads"] or 1)
+    channels = fields["head_dim"] or (fields["hidden_size"] or 0) // (
+        fields["num_attention_heads"] or 1
+    )
     for key, value in own.items():
         idle = (key in CHANNELS and value == channels) or (key in NEUTRAL.split() and value == 1)
         if value and not idle and key not in (*FIELDS.values(), *IDLE):
@@ -177,7 +205,11 @@ def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
     kept = np.clip((turns - low) / (high - low), 0, 1)
     if not np.allclose(factors, 1 / (kept + (1 - kept) / factor), rtol=1e-3):
         raise ConvertError(f"tensor {FACTORS} does not scale rotary positions as Llama 3 does")
-    found = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": length}
+    found = {
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": length,
+    }
     return {"rope_type": "llama3", "factor": factor, **found}
 
 
@@ -187,41 +219,70 @@ def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
     usual = "qwen2" if kind in ("qwen2", "qwen3") else None  # older files name none
     pre = values.get("tokenizer.ggml.pre", usual)
     if model != "llama" and (model != "gpt2" or pre not in (*DIGITS, *PLAIN)):
-        note(f"{path} has no tokenizer that is read (model {model}, pre {pre}): paradec import takes one")
+        note(
+            f"{path} has no tokenizer that is read (model {model}, pre {pre}): paradec import takes one"
+        )
         return None
     texts, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
-    ids = {text: i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED}
+    ids = {
+        text: i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED
+    }
     if model == "llama":
         unknown = texts[values.get("tokenizer.ggml.unknown_token_id", 0)]
         scores = values["tokenizer.ggml.scores"]
         if not np.isfinite(scores).all():
-            raise ConvertError(f"tokenizer.ggml.scores of {path} holds numbers that are NaN or infinite")
+            raise ConvertError(
+                f"tokenizer.ggml.scores of {path} holds numbers that are NaN or infinite"
+            )
         whole = {text: scores[i] for text, i in ids.items() if kinds[i] == NORMAL}
-        backend = from_pieces(ids, whole, unknown, values.get("tokenizer.ggml.add_space_prefix", True))
+        backend = from_pieces(
+            ids, whole, unknown, values.get("tokenizer.ggml.add_space_prefix", True)
+        )
     else:
         pairs = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
         backend = Backend(models.BPE(ids, pairs, ignore_merges=pre == LLAMA3))
-        split: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+        split: list[Any] = (
+            [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+        )
         if pre in DIGITS:
             split = [pre_tokenizers.Split(Regex(SPLIT % DIGITS[pre]), "isolated")]
         split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in PLAIN))
-        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence(split), decoders.ByteLevel()
+        backend.pre_tokenizer, backend.decoder = (
+            pre_tokenizers.Sequence(split),
+            decoders.ByteLevel(),
+        )
         backend.normalizer = normalizers.NFC() if pre == "qwen2" else None
-    added = {text: kinds[i] != USER_DEFINED for text, i in ids.items() if UNKNOWN <= kinds[i] <= USER_DEFINED}
+    added = {
+        text: kinds[i] != USER_DEFINED
+        for text, i in ids.items()
+        if UNKNOWN <= kinds[i] <= USER_DEFINED
+    }
     backend.add_tokens([AddedToken(text, normalized=False, special=added[text]) for text in added])
     return Tokenizer(backend, str(path))
 
 
 def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
     """Special tokens, all that end a text, a turn or a message among them, and texts by their names in templates."""
-    texts, model, pre = (values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre"))
+    texts, model, pre = (
+        values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre")
+    )
 
     def ids(*names: str) -> list[int]:
-        return [i for name in names for i in token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)]
+        return [
+            i
+            for name in names
+            for i in token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)
+        ]
 
     begins = values.get("tokenizer.ggml.add_bos_token", model == "llama" or pre == LLAMA3)
-    kinds = values.get("tokenizer.ggml.token_type", ())  # files name one end of a text and have more of them
+    kinds = values.get(
+        "tokenizer.ggml.token_type", ()
+    )  # files name one end of a text and have more of them
     ends = [i for i, kind in enumerate(kinds) if kind == CONTROL and texts and texts[i] in ENDS]
     stop = tuple(dict.fromkeys([*ids("eos", "eot", "eom"), *ends]))
-    spec = TokenSpec(next(iter(ids("bos")), None) if begins else None, stop, [*ids("padding"), *stop, 0][0])
-    return spec, {f"{name}_token": texts[i] for name, long in NAMES.items() for i in ids(long) if texts}
+    spec = TokenSpec(
+        next(iter(ids("bos")), None) if begins else None, stop, [*ids("padding"), *stop, 0][0]
+    )
+    return spec, {
+        f"{name}_token": texts[i] for name, long in NAMES.items() for i in ids(long) if texts
+    }

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.model import Model
+from paradec_jax.store.model import Model
 
 from .engine import Json, Row, Source, Table, check_tied, export_tree, fused, layered, read_table
 from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
@@ -81,7 +81,9 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
         check_tied(source, HEAD, EMBEDDING, "tie_embeddings")
     if ROPE in source.tensors:
         check_rope(source, ROPE, rope_table(config), config.rope_base, atol=1e-2, rtol=0)
-    return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
+    return Model(
+        typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size)
+    )
 
 
 def write(folder: Path, model: Model) -> None:
@@ -169,10 +171,14 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
       ConvertError: naming the field that holds no token id.
     """
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    bos, stop, pad = ([i for i in token_ids(fields, name, 2**31) if i < vocab_size] for name in names)
+    bos, stop, pad = (
+        [i for i in token_ids(fields, name, 2**31) if i < vocab_size] for name in names
+    )
     if vocab_size == RELEASE_VOCAB:
         bos, stop, pad = [*bos, BOS], [*STOP, *stop], [*pad, PAD]
-    return TokenSpec(bos=next(iter(bos), None), stop=tuple(dict.fromkeys(stop)), pad=next(iter(pad), 0))
+    return TokenSpec(
+        bos=next(iter(bos), None), stop=tuple(dict.fromkeys(stop)), pad=next(iter(pad), 0)
+    )
 
 
 def rope_table(config: RecurrentDepthConfig) -> np.ndarray:

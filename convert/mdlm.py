@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.model import Model
 from paradec_jax.models.denoiser import FREQUENCIES
+from paradec_jax.store.model import Model
 
 from . import torch_files
 from .engine import (
@@ -74,9 +74,13 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
       ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
     """
     with torch_files.Archive(path) as archive:
-        fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(archive)
+        fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(
+            archive
+        )
         if not fields:
-            raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
+            raise ConvertError(
+                f"{path} does not tell the model's sizes; put its config.json beside it"
+            )
         model = read(torch_files.state_dict(archive, plain_name), fields, dtype)
         if weights == "ema":
             order = parameter_order(cast(MaskedDiffusionConfig, model.config))
@@ -96,7 +100,9 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
     if ROPE in source.tensors:
         own = inverse_frequencies(config.head_dim, config.rope_base)
         check_rope(source, ROPE, own, config.rope_base, atol=0, rtol=1e-2)
-    return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
+    return Model(
+        typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size)
+    )
 
 
 def write(folder: Path, model: Model) -> None:
@@ -164,7 +170,9 @@ def parameter_order(config: MaskedDiffusionConfig) -> list[str]:
     names = list(table_shapes(table(config)))
     first = next(i for i, name in enumerate(names) if name.startswith("blocks."))
     last = next(i for i, name in enumerate(names) if name.startswith("output_layer."))
-    blocks = sorted(names[first:last], key=lambda name: int(name.split(".")[1]))  # which keeps ties in place
+    blocks = sorted(
+        names[first:last], key=lambda name: int(name.split(".")[1])
+    )  # which keeps ties in place
     return [*names[:first], *blocks, *names[last:]]
 
 
@@ -181,7 +189,9 @@ def flat(fields: Json) -> dict[str, Any]:
     if isinstance(kind, str) and kind != "subs":
         raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
     names = [name for official, _, _ in FIELDS.values() for name in official]
-    found = {name: model[NESTED.get(name, name)] for name in names if NESTED.get(name, name) in model}
+    found = {
+        name: model[NESTED.get(name, name)] for name in names if NESTED.get(name, name) in model
+    }
     return {**fields, **found, "model": None, "model_type": MODEL_TYPES[0]}
 
 
@@ -204,7 +214,10 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    ids = {name: token_ids(fields, f"{name}_token_id", vocab_size) for name in ("bos", "eos", "pad", "mask")}
+    ids = {
+        name: token_ids(fields, f"{name}_token_id", vocab_size)
+        for name in ("bos", "eos", "pad", "mask")
+    }
     if not ids["mask"] and vocab_size in TOKENS:
         return TOKENS[vocab_size]
     return TokenSpec(

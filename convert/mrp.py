@@ -6,10 +6,20 @@ from typing import Any
 
 from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.model import ResidualHead
+from paradec_jax.store.model import ResidualHead
 
 from . import qwen2
-from .engine import ConvertError, Json, Row, Source, Table, export_tree, layered, read_table, table_shapes
+from .engine import (
+    ConvertError,
+    Json,
+    Row,
+    Source,
+    Table,
+    export_tree,
+    layered,
+    read_table,
+    table_shapes,
+)
 from .fields import Fields, built, check_fixed, parse_fields
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
@@ -40,13 +50,18 @@ def read(
     return ResidualHead(dataclasses.replace(config, param_dtype=param_dtype), params)
 
 
-def export(head: ResidualHead, backbone: BlockDiffusionConfig) -> tuple[dict[str, Lazy], dict[str, Any]]:
+def export(
+    head: ResidualHead, backbone: BlockDiffusionConfig
+) -> tuple[dict[str, Lazy], dict[str, Any]]:
     """The tensors of a head by their whole names, and what config.json says of it.
 
     Raises:
       ConvertError: blocks of another shape than the backbone's, for which config.json has no field.
     """
-    own, like_backbone = table(head.config), table(ResidualHeadConfig.of(backbone, head.config.layers))
+    own, like_backbone = (
+        table(head.config),
+        table(ResidualHeadConfig.of(backbone, head.config.layers)),
+    )
     if table_shapes(own) != table_shapes(like_backbone):
         raise ConvertError(
             "only a residual head whose blocks have the shape of its backbone's has this layout"

@@ -18,8 +18,8 @@ from paradec_jax.config import ModelConfig
 from paradec_jax.config.bounds import LARGEST
 from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
-from paradec_jax.lora import LORA_A, LORA_B, merge
-from paradec_jax.model import Model
+from paradec_jax.store.lora import LORA_A, LORA_B, merge
+from paradec_jax.store.model import Model
 
 from . import qwen2
 from .checkpoint import BY_FAMILY, all_finite
@@ -31,7 +31,13 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_rslora": (True, False, None),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others begin with a change of W
+    "init_lora_weights": (
+        True,
+        False,
+        "gaussian",
+        "orthogonal",
+        "eva",
+    ),  # others begin with a change of W
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
 KNOWN = "r lora_alpha rank_pattern alpha_pattern lora_dropout inference_mode task_type revision "
@@ -62,7 +68,9 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     rename = BY_FAMILY[config.family].plain_name
     file = folder / f"{STEM}.safetensors"
     if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
-        raise ConvertError(f"{pickled} is a pickle, which is never unpickled; convert it to safetensors")
+        raise ConvertError(
+            f"{pickled} is a pickle, which is never unpickled; convert it to safetensors"
+        )
     stored = open_tensors(file)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
@@ -79,7 +87,10 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             out, wide = rows[0][1].stored_shape(axes)
             shapes |= {a: (rank, wide), b: (out, rank)}
             for path, row in rows:
-                adapter |= {f"{path}/{LORA_A}": (a, (), 1.0), f"{path}/{LORA_B}": (b, row.share(axes), scale)}
+                adapter |= {
+                    f"{path}/{LORA_A}": (a, (), 1.0),
+                    f"{path}/{LORA_B}": (b, row.share(axes), scale),
+                }
     try:
         check_tensors(Source(folder, tensors), shapes, {})
     except ConvertError as error:
@@ -88,10 +99,14 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
         raise ConvertError(f"{folder} holds no tensor of an adapter")
     kinds = str(fields.get("target_modules"))
     lacking = [
-        m for m in modules if repr(m.rpartition(".")[2]) in kinds and f"{m}.lora_A.weight" not in shapes
+        m
+        for m in modules
+        if repr(m.rpartition(".")[2]) in kinds and f"{m}.lora_A.weight" not in shapes
     ]
     if lacking and not fields.get("layers_to_transform"):
-        note(f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}")
+        note(
+            f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}"
+        )
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         parts = {
             path: tensors[name].read(share).astype(np.float32) * np.float32(scale)
@@ -132,7 +147,9 @@ def write(
             tensors |= {f"{prefix}{module}.lora_A.weight": a, f"{prefix}{module}.lora_B.weight": b}
             ranks[module] = len(a)
     kinds = {module: module.rpartition(".")[2] for module in modules}
-    whole = all(module in ranks for module in modules if kinds[module] in {kinds[one] for one in ranks})
+    whole = all(
+        module in ranks for module in modules if kinds[module] in {kinds[one] for one in ranks}
+    )
     rank = min(ranks.values())
     more = {kinds[module]: n for module, n in ranks.items() if n != rank}
     fields = {
@@ -166,11 +183,15 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
 def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
     """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here none is run."""
     given = fields.get(name) or {}
-    if not isinstance(given, dict) or any(re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given):
+    if not isinstance(given, dict) or any(
+        re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given
+    ):
         raise ConvertError(
             f"field {name} of {ADAPTER_CONFIG} must hold ends of names of modules, not {given!r:.99}"
         )
-    each = [(part, value) for key, value in given.items() for part in key.replace("\\", "").split("|")]
+    each = [
+        (part, value) for key, value in given.items() for part in key.replace("\\", "").split("|")
+    ]
     return [(f".{part}".replace(".^", "^.").rstrip("$"), value) for part, value in each]
 
 

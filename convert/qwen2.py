@@ -12,12 +12,28 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from paradec_jax.config import CausalConfig, ResidualHeadConfig, RopeScaling, TokenSpec, TransformerConfig
+from paradec_jax.config import (
+    CausalConfig,
+    ResidualHeadConfig,
+    RopeScaling,
+    TokenSpec,
+    TransformerConfig,
+)
 from paradec_jax.config.rotary import KINDS
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.model import Model
+from paradec_jax.store.model import Model
 
-from .engine import ConvertError, Json, Row, Source, Table, check_tied, export_tree, layered, read_table
+from .engine import (
+    ConvertError,
+    Json,
+    Row,
+    Source,
+    Table,
+    check_tied,
+    export_tree,
+    layered,
+    read_table,
+)
 from .fields import (
     Fields,
     built,
@@ -41,7 +57,9 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
 NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
 AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
-QWEN3_HEAD_DIM = 128  # where config.json of one of these does not give it; the others split the width
+QWEN3_HEAD_DIM = (
+    128  # where config.json of one of these does not give it; the others split the width
+)
 
 FIELDS: Fields = {
     "vocab_size": (("vocab_size",), int, None),
@@ -69,7 +87,14 @@ SLIDING: Fields = {
 MOST_TYPES = 10_000  # layers among which a pattern is sought
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
-NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+NUMBERS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
 SCALING: Fields = {
     **{name: ((name,), float, 0.0) for name in (*NUMBERS, "mscale", "mscale_all_dim")},
     "original": ((ORIGINAL, f"{ORIGINAL} of config.json"), int, 0),
@@ -80,7 +105,9 @@ UNSCALED = ("linear", "dynamic")  # kinds whose original length is max_position_
 ROPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"}
 
 
-def read(source: Source, fields: Json, dtype: str | None = None, words: Path | None = None) -> Model:
+def read(
+    source: Source, fields: Json, dtype: str | None = None, words: Path | None = None
+) -> Model:
     """The model of a Hugging Face folder, without a tokenizer; its parameters are read when they are asked for.
 
     Args:
@@ -106,7 +133,9 @@ def read_params(
       ConvertError: when the tensors are not those of this config.
     """
     shallow = dataclasses.replace(config, layers=min(config.layers, len(source.tensors) + 1))
-    zeros = [name for name in _out_biases(shallow, str(fields["model_type"])) if name in source.tensors]
+    zeros = [
+        name for name in _out_biases(shallow, str(fields["model_type"])) if name in source.tensors
+    ]
     if not any(source.read(name).any() for name in zeros):
         config = dataclasses.replace(config, out_bias=False)
     optional: dict[str, tuple[int, ...]] = dict.fromkeys(zeros, (config.width,))
@@ -121,11 +150,15 @@ def read_params(
 def write(folder: Path, model: Model) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     if model.token_spec.alignment != "next":
-        raise ConvertError(f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}")
+        raise ConvertError(
+            f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}"
+        )
     write_layout(folder, model, model_type(cast(CausalConfig, model.config)), {}, {})
 
 
-def write_layout(folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]) -> None:
+def write_layout(
+    folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]
+) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
@@ -134,13 +167,18 @@ def write_layout(folder: Path, model: Model, kind: str, more: Json, further: Map
     write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
-    drawn = {"do_sample": True, "top_k": 0} if "temperature" in model.sampling else {"do_sample": False}
+    drawn = (
+        {"do_sample": True, "top_k": 0} if "temperature" in model.sampling else {"do_sample": False}
+    )
     write_json(folder / "generation_config.json", {**drawn, **model.sampling, **ids})
 
 
 def table(config: TransformerConfig) -> Table:
     """The rows of all parameters."""
-    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
+    rows = [
+        Row("embedding", EMBEDDING, "v d -> v d"),
+        Row("final_norm", "model.norm.weight", "d -> d"),
+    ]
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
     rows += layered(block_rows(config), config.layers, "layer", "model.layers")
@@ -176,10 +214,14 @@ def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
         block.append(Row("attention/out_bias", "self_attn.o_proj.bias", "d -> d"))
     if config.mlp_bias:
         sizes = {"gate": "f", "up": "f", "down": "d"}
-        block += [Row(f"mlp/{x}_bias", f"mlp.{x}_proj.bias", f"{n} -> {n}") for x, n in sizes.items()]
+        block += [
+            Row(f"mlp/{x}_bias", f"mlp.{x}_proj.bias", f"{n} -> {n}") for x, n in sizes.items()
+        ]
     if config.qkv_bias:
         for x, n in heads.items():
-            block.append(Row(f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c"))
+            block.append(
+                Row(f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c")
+            )
     if config.qk_norm:
         block += [Row(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
     return block
@@ -230,7 +272,9 @@ def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTra
         ours["max_length"] = math.floor(scaling.factor * scaling.original)
     ours |= (sliding := _sliding(fields, ours["layers"]))
     if sliding and not (kind in WINDOWED and issubclass(cls, CausalConfig)):
-        raise ConvertError(f"field sliding_window of config.json is not supported for model type {kind}")
+        raise ConvertError(
+            f"field sliding_window of config.json is not supported for model type {kind}"
+        )
     ours["out_bias"] = ours["qkv_bias"] and kind != "qwen2"
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind in NORMED
@@ -251,7 +295,11 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
         if not on or given["first"] >= layers:
             return {}
         types = [sliding if i >= given["first"] else full for i in range(layers)]
-    listed = isinstance(types, list) and len(types) == layers and all(name in LAYER_TYPES for name in types)
+    listed = (
+        isinstance(types, list)
+        and len(types) == layers
+        and all(name in LAYER_TYPES for name in types)
+    )
     if not listed or (sliding in types and not on):
         raise ConvertError(
             f"field layer_types of config.json must hold {full} for each of {layers} layers, or {sliding} where "
@@ -264,12 +312,18 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
 
 def _rope(fields: Json) -> dict[str, Any]:
     """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for several things."""
-    found = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None]
+    found = [
+        fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None
+    ]
     if all(isinstance(one, dict) for one in found):
-        found = [part for one in found for part in ([one[k] for k in LAYER_TYPES if one.get(k)] or [one])]
+        found = [
+            part for one in found for part in ([one[k] for k in LAYER_TYPES if one.get(k)] or [one])
+        ]
         if all(one == found[0] for one in found):
             return found[0] if found else {}
-    raise ConvertError(f"rope_parameters and rope_scaling of config.json must be one object, not {found!r}")
+    raise ConvertError(
+        f"rope_parameters and rope_scaling of config.json must be one object, not {found!r}"
+    )
 
 
 def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
@@ -279,20 +333,28 @@ def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
     if kind == "default":  # which reads no other key
         return None
     if kind not in tuple(KINDS):
-        raise ConvertError(f"rope_type in config.json must be default, {', '.join(KINDS)}, not {kind!r}")
+        raise ConvertError(
+            f"rope_type in config.json must be default, {', '.join(KINDS)}, not {kind!r}"
+        )
     for key in sorted(rope.keys() - ROPE - {names[0] for names, _, _ in SCALING.values()}):
-        raise ConvertError(f"field {key} of rotary positions in config.json is unknown: {dict(rope)!r}")
+        raise ConvertError(
+            f"field {key} of rotary positions in config.json is unknown: {dict(rope)!r}"
+        )
     given = parse_fields({**rope, SCALING["original"][0][1]: fields.get(ORIGINAL)}, SCALING)
     longest = fields["max_position_embeddings"]
     if kind in UNSCALED or not given["original"]:
         given["original"] = longest
     if kind == "yarn":
         s = given["factor"] = given["factor"] or longest / given["original"]
-        a, b = (0.1 * given[name] * math.log(max(s, 1)) + 1 for name in ("mscale", "mscale_all_dim"))
+        a, b = (
+            0.1 * given[name] * math.log(max(s, 1)) + 1 for name in ("mscale", "mscale_all_dim")
+        )
         given["attention_factor"] = given["attention_factor"] or (a / b if a > 1 < b else 0.0)
         given["truncate"] = None if given["truncate"] else False
     own = {name: given[name] for name in KINDS[kind] if given[name] or given[name] is False}
-    return built(RopeScaling, {"kind": kind, "factor": given["factor"], "original": given["original"], **own})
+    return built(
+        RopeScaling, {"kind": kind, "factor": given["factor"], "original": given["original"], **own}
+    )
 
 
 def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
@@ -321,7 +383,9 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
     }
 
 
-def parse_tokens(folder: Path, fields: Json, vocab_size: int, words: Path | None = None) -> TokenSpec:
+def parse_tokens(
+    folder: Path, fields: Json, vocab_size: int, words: Path | None = None
+) -> TokenSpec:
     """Special tokens: those of generation_config.json, then those of config.json; all that end a text are kept.
 
     Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if the
@@ -338,7 +402,11 @@ def parse_tokens(folder: Path, fields: Json, vocab_size: int, words: Path | None
     files = {of_generation: json_if_there(folder / of_generation), "config.json": fields}
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     ids = {
-        name: [(token, file) for file in files for token in token_ids(files[file], name, vocab_size, file)]
+        name: [
+            (token, file)
+            for file in files
+            for token in token_ids(files[file], name, vocab_size, file)
+        ]
         for name in names
     }
     bos = begin_of_text(folder, {file: token for token, file in ids["bos_token_id"][:1]}, words)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
-from paradec_jax.model import Model
+from paradec_jax.store.model import Model
 
 from . import mrp, qwen2
 from .engine import ConvertError, Json, Source, parted
@@ -66,7 +66,9 @@ def write(folder: Path, model: Model) -> None:
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     kind = SDAR if config.qk_norm else FAST
     layout, of_block, _, _, usual = RELEASES[kind]
-    if model.token_spec.mask is None or (kind == FAST and (not config.qkv_bias or model.head is not None)):
+    if model.token_spec.mask is None or (
+        kind == FAST and (not config.qkv_bias or model.head is not None)
+    ):
         raise ConvertError(
             f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
             f"with biases in place of norms, that of {FAST}"
@@ -89,7 +91,9 @@ def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
-            raise ConvertError(f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}")
+            raise ConvertError(
+                f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}"
+            )
         more["blocks"] = tuple(lengths)
     return qwen2.parse_config({**fields, "model_type": layout}, BlockDiffusionConfig, **more)
 
@@ -117,5 +121,7 @@ def parse_tokens(
         )
     alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):
-        raise ConvertError(f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}")
+        raise ConvertError(
+            f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}"
+        )
     return dataclasses.replace(found, mask=mask, alignment=alignment)

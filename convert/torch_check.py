@@ -35,7 +35,9 @@ def record(folder: Path) -> dict[str, np.ndarray]:
     """
     fields = read_json(folder / "config.json")
     if fields.get("model_type") in (*mdlm.MODEL_TYPES, *sdar.MODEL_TYPES):
-        raise ConvertError(f"the model code of {folder} runs on a GPU alone; use --logits FILE instead")
+        raise ConvertError(
+            f"the model code of {folder} runs on a GPU alone; use --logits FILE instead"
+        )
     known = fields.get("model_type") in MODEL_TYPES
     if not known and "auto_map" not in fields:
         raise ConvertError(
@@ -43,9 +45,17 @@ def record(folder: Path) -> dict[str, np.ndarray]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logits.npz"
-        words = ["-m", "paradec_jax.convert.torch_check", str(folder.resolve()), str(out), str(known)]
+        words = [
+            "-m",
+            "paradec_jax.convert.torch_check",
+            str(folder.resolve()),
+            str(out),
+            str(known),
+        ]
         command = [sys.executable, *words]
-        child = subprocess.run(command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True, check=False)
+        child = subprocess.run(
+            command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True, check=False
+        )
         if child.returncode or not out.is_file():
             reason = (child.stderr.strip() or "no message").splitlines()[-1]
             raise ConvertError(f"the original model code of {folder} failed: {reason}")
@@ -70,7 +80,8 @@ def _child(folder: str, out: str, known: str) -> None:
         state = rng.normal(size=(BATCH, LENGTH, model.config.n_embd)).astype(np.float32)
         arrays["init_state"] = state
         of_step = {
-            f"logits_r{r}": {"input_states": torch.from_numpy(state), "num_steps": r} for r in RECURRENCES
+            f"logits_r{r}": {"input_states": torch.from_numpy(state), "num_steps": r}
+            for r in RECURRENCES
         }
     with torch.no_grad():
         for name, more in of_step.items():

@@ -48,8 +48,13 @@ STORAGES = {  # by their names in PyTorch
 }
 # Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow without bound.
 MOST_STEPS = 10**6
-NAMES, TUPLES = (["GLOBAL", "STACK_GLOBAL", "INST"], ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"])
-KEPT = 2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
+NAMES, TUPLES = (
+    ["GLOBAL", "STACK_GLOBAL", "INST"],
+    ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"],
+)
+KEPT = (
+    2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
+)
 
 
 class Storage(NamedTuple):
@@ -109,7 +114,9 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         match pid:
-            case "storage", type(__module__="torch", __name__=kind), str(key), _, int(n) if kind in STORAGES:
+            case "storage", type(__module__="torch", __name__=kind), str(key), _, int(n) if (
+                kind in STORAGES
+            ):
                 return Storage(STORAGES[kind], key, n)
         return Inert()
 
@@ -117,7 +124,9 @@ class _Unpickler(pickle.Unpickler):
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
     if not isinstance(storage, Storage):
         raise ValueError("a tensor in it lies in a storage of an unknown kind")
-    if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)) or len(shape) != len(stride):
+    if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)) or len(shape) != len(
+        stride
+    ):
         raise ValueError("a tensor in it has no sizes")
     if math.prod(shape) > storage.size:
         raise ValueError("a tensor in it has more numbers than its storage")
@@ -156,7 +165,9 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         try:
             self._zip = zipfile.ZipFile(regular(path))
         except Exception as error:  # what is damaged raises errors of many kinds
-            raise ConvertError(f"{path} is missing, damaged or not in PyTorch's zip format") from error
+            raise ConvertError(
+                f"{path} is missing, damaged or not in PyTorch's zip format"
+            ) from error
         try:
             self.tree = self._read_tree()
         except BaseException:
@@ -180,7 +191,9 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             _check(data)
             return _Unpickler(io.BytesIO(data)).load()
         except Exception as error:  # see above
-            raise ConvertError(f"data.pkl in {self.path} is damaged: {one_sentence(error, 99)}") from error
+            raise ConvertError(
+                f"data.pkl in {self.path} is damaged: {one_sentence(error, 99)}"
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         self._storage.cache_clear()
@@ -190,9 +203,13 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         try:
             return self._zip.read(self._root + name)
         except KeyError as error:
-            raise ConvertError(f"{self.path} lacks {name}, although its data.pkl refers to it") from error
+            raise ConvertError(
+                f"{self.path} lacks {name}, although its data.pkl refers to it"
+            ) from error
         except Exception as error:  # see above
-            raise ConvertError(f"{name} in {self.path} is damaged ({one_sentence(error, 99)})") from error
+            raise ConvertError(
+                f"{name} in {self.path} is damaged ({one_sentence(error, 99)})"
+            ) from error
 
     def _read_storage(self, storage: Storage) -> bytes:
         content = self._bytes(f"data/{storage.key}")
@@ -205,10 +222,15 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         dtype = tensor.storage.dtype
 
         def read(index: Any) -> np.ndarray:
-            place, steps = tensor.offset * dtype.itemsize, [step * dtype.itemsize for step in tensor.stride]
+            place, steps = (
+                tensor.offset * dtype.itemsize,
+                [step * dtype.itemsize for step in tensor.stride],
+            )
             content = self._storage(tensor.storage)
             try:
-                array = np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
+                array = np.ndarray(
+                    tensor.shape, dtype, content, place, steps
+                )  # which checks where they lie
             except (ValueError, TypeError, OverflowError) as error:
                 raise self._short(tensor.storage) from error
             return array[index]
@@ -216,10 +238,14 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return Lazy(tensor.shape, dtype.name, read)
 
     def _short(self, storage: Storage) -> ConvertError:
-        return ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
+        return ConvertError(
+            f"data/{storage.key} in {self.path} is not as long as its data.pkl says"
+        )
 
 
-def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str] = str) -> dict[str, Lazy]:
+def named_tensors(
+    archive: Archive, table: Any, rename: Callable[[str], str] = str
+) -> dict[str, Lazy]:
     """The tensors of a table in the tree, such as a `state_dict`.
 
     Raises:
@@ -275,7 +301,9 @@ def hyper_parameters(archive: Archive) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, node in found.items():
         inner = _mapping(node)
-        fields[name] = _value(node) if inner is None else {key: _value(one) for key, one in inner.items()}
+        fields[name] = (
+            _value(node) if inner is None else {key: _value(one) for key, one in inner.items()}
+        )
     return fields
 
 

@@ -21,7 +21,9 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 Rename = Callable[[str], str]
 
 # What programs put before names of tensors: wrappers around a module, and modules that hold a model and nothing more.
-WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+WRAPPER = re.compile(
+    r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 HOLDER = re.compile(r"^(?:base_model\.|model\.)*(?=(embed_tokens|layers|norm|lm_head)\.)")
 
 
@@ -54,7 +56,9 @@ def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Itera
                 archive = archives.enter_context(Archive(path))
                 stored = named_tensors(archive, archive.tree)
             for name in sorted(set(promised) - stored.keys()):
-                raise ConvertError(f"tensor {name} is listed in an index, but {path} does not hold it")
+                raise ConvertError(
+                    f"tensor {name} is listed in an index, but {path} does not hold it"
+                )
             for name, tensor in stored.items():
                 plain = rename(name)
                 if plain in tensors:
@@ -63,7 +67,9 @@ def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Itera
                 if name not in (plain, prefix + plain):
                     other = name
         if other is not None:
-            note(f"{folder}: prefixes that carry nothing are passed over; {other} is read as {rename(other)}")
+            note(
+                f"{folder}: prefixes that carry nothing are passed over; {other} is read as {rename(other)}"
+            )
         yield Source(folder, tensors)
 
 
@@ -77,7 +83,9 @@ def _files(folder: Path) -> Mapping[Path, Sequence[str]]:
             return _listed_in(index)
     for path in sorted(folder.iterdir()):
         if path.suffix in PICKLES:
-            raise ConvertError(f"{path} is a pickle, which is never unpickled; convert it to safetensors")
+            raise ConvertError(
+                f"{path} is a pickle, which is never unpickled; convert it to safetensors"
+            )
     raise ConvertError(f"{folder} has neither {SAFETENSORS} nor {TORCH}, nor an index of either")
 
 
@@ -100,6 +108,8 @@ def write_weights(folder: Path, tensors: Mapping[str, Any]) -> None:
     """Writes model.safetensors, or shards and their index."""
     files = write_tensors(folder, "model", tensors)
     if len(files) > 1:
-        sizes = [math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values()]
+        sizes = [
+            math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values()
+        ]
         placed = {name: file for file, names in files.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": placed})

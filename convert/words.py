@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.chat import special_tokens
-from paradec_jax.model import Model
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.store.model import Model
+from paradec_jax.text.chat import special_tokens
+from paradec_jax.text.tokenizer import Tokenizer
 
 from .engine import ConvertError, read_json
 from .fields import write_json
@@ -21,7 +21,11 @@ from .fields import write_json
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SLOW = ("tokenizer.model", "vocab.json")  # other forms of a tokenizer
-FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")  # post-processors that add tokens
+FRAMING = (
+    "TemplateProcessing",
+    "BertProcessing",
+    "RobertaProcessing",
+)  # post-processors that add tokens
 
 
 def json_if_there(path: Path) -> dict[str, Any]:
@@ -106,15 +110,21 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
     if tokenizer is not None and text is not None:
         token = tokenizer.id_of(text)
         if token is None:
-            raise ConvertError(f"bos_token of {folder / CONFIG} is {text!r}, which is no token of {path}")
+            raise ConvertError(
+                f"bos_token of {folder / CONFIG} is {text!r}, which is no token of {path}"
+            )
         found[f"bos_token {text!r} of {folder / CONFIG}"] = token
     found |= {f"bos_token_id of {folder / file}": token for file, token in named.items()}
     if not found:
-        raise ConvertError(f"add_bos_token of {folder / CONFIG} is true, but no file names the token")
+        raise ConvertError(
+            f"add_bos_token of {folder / CONFIG} is true, but no file names the token"
+        )
     (where, bos), *others = found.items()
     for other, token in others:
         if token != bos:
-            raise ConvertError(f"texts begin with token {bos} by {where}, but with {token} by {other}")
+            raise ConvertError(
+                f"texts begin with token {bos} by {where}, but with {token} by {other}"
+            )
     return bos
 
 
@@ -142,13 +152,17 @@ def write_words(folder: Path, model: Model) -> None:
         known = special_tokens(model)
         ids = {name: words.id_of(text) for name, text in known.items()}
         fields |= {
-            name: known[name] for name, token in ids.items() if token is not None and words.is_special(token)
+            name: known[name]
+            for name, token in ids.items()
+            if token is not None and words.is_special(token)
         }
         words.save(folder / WORDS)
         written = json.loads((folder / WORDS).read_text(encoding="utf-8"))
         if words.framing() != ([] if bos is None else [bos], []):
             written["post_processor"] = _beginning(written.get("post_processor"), words, bos)
-            (folder / WORDS).write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
+            (folder / WORDS).write_text(
+                json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8"
+            )
     write_json(folder / CONFIG, fields)
 
 

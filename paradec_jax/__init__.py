@@ -18,7 +18,7 @@ from paradec_jax.infill import infill
 from paradec_jax.sharding.layout import layout, row_shardings, shardings
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.store import Model, StoreError, load, save
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 

@@ -45,7 +45,9 @@ def device() -> dict[str, Any]:
         "devices": jax.device_count(),
         "processor": processor(),
         "cores": len(set(CORE.findall(_text("/proc/cpuinfo")))) or None,
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "quota": int(allowed) / int(period) if allowed.isdigit() else None,
         "memory_bytes": memory("MemTotal"),
         "device_memory_bytes": (first.memory_stats() or {}).get("bytes_limit"),
@@ -81,12 +83,16 @@ def commit(root: Path = ROOT, parts: Sequence[str] = ("paradec_jax",)) -> str | 
 def dtypes(*trees: Any) -> list[str]:
     """The dtypes of the floating-point arrays in trees, as they are and not as a config names them."""
     leaves = jax.tree.leaves(trees)
-    return sorted({str(x.dtype) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)})
+    return sorted(
+        {str(x.dtype) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)}
+    )
 
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

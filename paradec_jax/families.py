@@ -23,8 +23,13 @@ from paradec_jax.config import (
     ResidualHeadConfig,
 )
 from paradec_jax.decode.machine.knobs import alternatives
-from paradec_jax.evaluate.setting import Setting
-from paradec_jax.models import DenoiserNetwork, RecurrentDepthNetwork, ResidualHeadNetwork, TransformerNetwork
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.models import (
+    DenoiserNetwork,
+    RecurrentDepthNetwork,
+    ResidualHeadNetwork,
+    TransformerNetwork,
+)
 from paradec_jax.models.network import ModelNetwork
 from paradec_jax.sharding import axes
 
@@ -96,7 +101,9 @@ RECURRENT_DEPTH = Family(
         Setting("autoregressive", decode.Static(recurrence=4)),
         Setting("autoregressive", decode.Static(recurrence=16), baseline=True),
         Setting("adaptive", decode.Adaptive(), decode.Adaptive.Knobs(exit_threshold=0.2)),
-        Setting("speculative", decode.SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
+        Setting(
+            "speculative", decode.SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)
+        ),
         Setting("jacobi", decode.Jacobi(block=8, recurrence=1)),
         Setting("jacobi", decode.Jacobi(block=8, running=True, recurrence=1)),
         Setting(
@@ -106,7 +113,9 @@ RECURRENT_DEPTH = Family(
         ),
         Setting(
             "wavefront",
-            decode.Wavefront(inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1),
+            decode.Wavefront(
+                inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1
+            ),
             _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
         ),
         Setting(
@@ -134,9 +143,13 @@ CAUSAL = Family(
         Setting("lookahead", decode.Lookahead()),
         Setting("jacobi", decode.Jacobi(block=16)),
         Setting("jacobi", decode.Jacobi(block=16, pool=4)),
-        Setting("multiblock", decode.Jacobi(block=16, blocks=2, pool=4), decode.Jacobi.Knobs(spawn=0.5)),
         Setting(
-            "multiblock", decode.Jacobi(block=16, blocks=2, candidates=4), decode.Jacobi.Knobs(spawn=0.0)
+            "multiblock", decode.Jacobi(block=16, blocks=2, pool=4), decode.Jacobi.Knobs(spawn=0.5)
+        ),
+        Setting(
+            "multiblock",
+            decode.Jacobi(block=16, blocks=2, candidates=4),
+            decode.Jacobi.Knobs(spawn=0.0),
         ),
         Setting("jacobi", decode.Jacobi(block=8, running=True)),
         Setting("jacobi", decode.Jacobi(block=16, running=True)),
@@ -161,7 +174,9 @@ MASKED_DIFFUSION = Family(
             for steps in (4, 8, 16, 32, 64, 128)
         ),
         tempered=tuple(
-            Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=steps, temperature=temperature))
+            Setting(
+                "masked", decode.Masked(), decode.Masked.Knobs(steps=steps, temperature=temperature)
+            )
             for steps in (8, 16)
             for temperature in (0.9, 0.8)
         ),
@@ -181,7 +196,9 @@ BLOCK_DIFFUSION = Family(
     settings=(
         Setting("block", decode.BlockDenoising(rule="static"), baseline=True),
         Setting("block", decode.BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
-        Setting("block", decode.BlockDenoising(rule="static"), decode.BlockDenoising.Knobs(steps=4)),
+        Setting(
+            "block", decode.BlockDenoising(rule="static"), decode.BlockDenoising.Knobs(steps=4)
+        ),
         Setting("block", decode.BlockDenoising(rule="entropy")),
         Setting("block", decode.BlockDenoising(rule="factor")),
         Setting("block", decode.BlockDenoising(rule="threshold")),
@@ -219,7 +236,9 @@ def family_named(name: str) -> Family:
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {name!r}")
 
 
-def choose(family: str, text: str | None = None, options: Mapping[str, Any] | None = None) -> Setting:
+def choose(
+    family: str, text: str | None = None, options: Mapping[str, Any] | None = None
+) -> Setting:
     """The decoder and knobs that a text names as on a command line: its own defaults, changed by options.
 
     Args:
@@ -234,7 +253,9 @@ def choose(family: str, text: str | None = None, options: Mapping[str, Any] | No
     row = of.named(*(word.replace("-", "_") for word in words[:1]))
     if row is None:
         known = ", ".join(dict.fromkeys(setting.name for setting in of.settings))
-        raise ValueError(f"{words[0]} does not suit a model of family {family}; it takes one of {known}")
+        raise ValueError(
+            f"{words[0]} does not suit a model of family {family}; it takes one of {known}"
+        )
     rest = "".join(f" {word}" for word in words[1:])
     if wrong := OPTION.sub("", rest):
         raise ValueError(f"{row.name} takes options such as --temperature 0.5, not{wrong}")
@@ -258,7 +279,9 @@ def family_of(config: ModelConfig) -> Family:
 
 def _class_of(config: Shape) -> type[ModelNetwork]:
     """The class of a config's network, a residual head's too."""
-    return ResidualHeadNetwork if isinstance(config, ResidualHeadConfig) else family_of(config).network
+    return (
+        ResidualHeadNetwork if isinstance(config, ResidualHeadConfig) else family_of(config).network
+    )
 
 
 def network_of(config: Shape) -> Any:

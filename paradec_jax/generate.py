@@ -17,14 +17,14 @@ from paradec_jax.decode import Decoded, DecoderBase, Reason, Request, make_reque
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import choose
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
-from paradec_jax.stop_strings import StopStrings, text_of
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.stop_strings import StopStrings, text_of
+from paradec_jax.text.tokenizer import Tokenizer
 
 BUCKET = 32  # buffers of a multiple of it share a compiled program
 NEW_TOKENS = 200  # at most, where nobody says
@@ -167,9 +167,13 @@ class Task:
 
     def watch(self) -> StopStrings:
         """What looks for stop strings during one run of `stream`."""
-        return StopStrings(tokenizer_of(self.model), self.decoder.spec, self.stop_strings, self.prompts)
+        return StopStrings(
+            tokenizer_of(self.model), self.decoder.spec, self.stop_strings, self.prompts
+        )
 
-    def stream(self, watch: StopStrings, knobs: Any = None, every: int = 1) -> Iterator[tuple[Any, Any]]:
+    def stream(
+        self, watch: StopStrings, knobs: Any = None, every: int = 1
+    ) -> Iterator[tuple[Any, Any]]:
         """States while the request is decoded; rows end where `watch` finds a stop string."""
         return stream(self.decoder, self.params, self.request, knobs, every=every, interrupt=watch)
 
@@ -183,7 +187,9 @@ class Task:
         stopped = {} if watch is None else watch.finish(tokens)
         for row, (length, text) in stopped.items():
             tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
-        generated = np.asarray([len(row) for row in tokens], np.float32)  # on the host: nothing to compile
+        generated = np.asarray(
+            [len(row) for row in tokens], np.float32
+        )  # on the host: nothing to compile
         log_probs = None
         if decoded.log_probs is not None:
             kept = zip(decoded.generated_log_probs(), tokens, strict=True)
@@ -215,21 +221,27 @@ def continuation_task(
     tokenizer, spec = tokenizer_of(model), model.token_spec
     check_number("max_new_tokens", max_new_tokens)
     check_number("samples", samples)
-    if not isinstance(stop_strings, list | tuple) or {type(x) if x else "" for x in stop_strings} - {str}:
-        raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
+    if not isinstance(stop_strings, list | tuple) or {
+        type(x) if x else "" for x in stop_strings
+    } - {str}:
+        raise ValueError(
+            f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}"
+        )
     check_number("bucket", bucket, 1, max(BUCKET, model.network.max_length))
     max_new_tokens = int(max_new_tokens)  # NumPy's wraps around
     canvas = getattr(decoder, "any_order", False)
     texts: Any = prompts
     if chats := conversations(prompts):
-        from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
+        from paradec_jax.text.chat import as_prompts  # takes in Jinja, which texts do not need
 
         texts, spec = as_prompts(model, chats, continue_last)
     elif continue_last:
         raise ValueError("continue_last is for conversations, and the prompts are texts")
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompts must hold texts, not {list(texts)!r:.60}")
-    tokens, lengths = encode_prompts(tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas)
+    tokens, lengths = encode_prompts(
+        tokenizer, texts, spec=spec, bucket=bucket, may_be_empty=canvas
+    )
     if chats:
         extra = bucket * 2 ** (tokens.shape[1] // bucket - 1).bit_length() - tokens.shape[1]
         tokens = np.pad(tokens, ((0, 0), (0, extra)), constant_values=spec.pad)
@@ -245,9 +257,15 @@ def continuation_task(
     # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
     # Its room for new tokens is rounded up, by a quarter at most beyond the first buckets: budgets share programs.
     unit = bucket * 2 ** max((max_new_tokens // bucket).bit_length() - 3, 0)
-    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + -(-max_new_tokens // unit) * unit
+    size = (
+        -(-needed // bucket) * bucket
+        if canvas
+        else tokens.shape[1] + -(-max_new_tokens // unit) * unit
+    )
     what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
-    decoder = dataclasses.replace(bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec)
+    decoder = dataclasses.replace(
+        bind(model, decoder, size, needed, what, log_probs=log_probs), spec=spec
+    )
     request = make_request(
         np.repeat(tokens, samples, axis=0)[:, : decoder.size],
         np.repeat(lengths, samples),
@@ -324,7 +342,9 @@ def bind(
         needed = size if needed is None else needed
         if needed > network.max_length:
             what = f"{needed} positions are needed" if what is None else what
-            raise ValueError(f"{what}, more than the {network.max_length} positions the model was built for")
+            raise ValueError(
+                f"{what}, more than the {network.max_length} positions the model was built for"
+            )
         size = min(size, network.max_length)
     decoder = decoder.bind(network, size, model.token_spec)
     return dataclasses.replace(decoder, log_probs=True) if log_probs else decoder
@@ -335,7 +355,9 @@ def lacks_head(model: Model, decoder: Any) -> bool:
     return "head" in decoder.further_networks and decoder.head is None and model.head is None
 
 
-def parameters(model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None, network: Any = None) -> Any:
+def parameters(
+    model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None, network: Any = None
+) -> Any:
     """The model's parameters, prepared for a bound decoder: those of the network, or of several by their fields.
 
     Args:
@@ -358,7 +380,9 @@ def parameters(model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None
 
 def alike(network: Any, other: Any) -> bool:
     """Whether two networks lay parameters out alike: networks of one class and config, of any depth."""
-    return type(network) is type(other) and getattr(network, "config", None) == getattr(other, "config", None)
+    return type(network) is type(other) and getattr(network, "config", None) == getattr(
+        other, "config", None
+    )
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -375,7 +399,9 @@ def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
       ValueError: a seed that is no whole number of 64 bits.
     """
     words = seed_words(seed)
-    digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
+    digests = [
+        hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts
+    ]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
     return _keys_of_samples(words, marks, np.arange(samples, dtype=np.uint32))
 

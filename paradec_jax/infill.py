@@ -19,7 +19,7 @@ from paradec_jax.generate import (
     tokenizer_of,
 )
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 AFTER_GAP = "\n"  # stands for the unknown text of a gap
 MOST_GAP = 2**20  # tokens; each is an entry of a list before the model's own limit is looked at
@@ -54,7 +54,9 @@ def infill(
       ValueError: no gap, a gap below 1, a text too long for the model, no tokenizer, or a decoder that appends.
     """
     decoder = Masked() if decoder is None else decoder
-    task = infill_task(model, pieces, decoder, seed=seed, samples=samples, log_probs=log_probs, mesh=mesh)
+    task = infill_task(
+        model, pieces, decoder, seed=seed, samples=samples, log_probs=log_probs, mesh=mesh
+    )
     return task.run(knobs)
 
 
@@ -85,7 +87,9 @@ def infill_task(
         max_new_tokens=0,
         keys=keys,
     )
-    return Task(model, decoder, parameters(model, decoder, mesh), request, [()] * len(rows), whole=True)
+    return Task(
+        model, decoder, parameters(model, decoder, mesh), request, [()] * len(rows), whole=True
+    )
 
 
 def _with_gaps(tokenizer: Tokenizer, spec: TokenSpec, pieces: Any) -> list[int]:

@@ -21,7 +21,9 @@ def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str
     text = " ".join(str(error).split())
     if not text:
         text = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    text = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
     if len(text) <= most:
         return text
     end = most // 3
@@ -108,7 +110,10 @@ def json_line(data: bytes, where: str) -> dict[str, Any] | None:
         value = json.loads(line) if line else None
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error}") from error
-    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists nested too deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of too many digits, or lists nested too deep
         raise ValueError(f"{where} is not JSON: {error}") from error
     if line and not isinstance(value, dict):
         raise ValueError(f"{where} is {value!r:.60}, not an object")

@@ -68,6 +68,8 @@ class Objective:
     sums: Callable[[PyTree, PyTree, PyTree, jax.Array], Sums]
     value: Callable[[Sums], tuple[jax.Array, Metrics]] = means
 
-    def __call__(self, params: PyTree, frozen: PyTree, batch: PyTree, key: Any) -> tuple[jax.Array, Metrics]:
+    def __call__(
+        self, params: PyTree, frozen: PyTree, batch: PyTree, key: Any
+    ) -> tuple[jax.Array, Metrics]:
         """The loss of a whole batch, and its metrics."""
         return self.value(self.sums(params, frozen, batch, key))

@@ -54,7 +54,11 @@ def joined(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(COLUMNS)} | besides |", "|" + "---|" * (len(COLUMNS) + 1)]
     for row in rows:
-        others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed", "commit")]
+        others = [
+            f"{name} {row[name]}"
+            for name in row
+            if name not in (*COLUMNS, "test", "passed", "commit")
+        ]
         lines.append(f"| {' | '.join(str(row[name]) for name in COLUMNS)} | {', '.join(others)} |")
     return lines
 

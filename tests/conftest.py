@@ -44,7 +44,9 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
+jax.config.update(
+    "jax_traceback_in_locations_limit", 0
+)  # lowering writes no Python frames into programs
 
 if os.environ.get("TYPES"):
     modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
@@ -69,7 +71,9 @@ def pytest_collection_modifyitems(items):
             settings[item.function] += 1
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
-        item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("[" if replays else "::")[0]))
+        item.add_marker(
+            pytest.mark.xdist_group(row or item.nodeid.partition("[" if replays else "::")[0])
+        )
 
 
 def pytest_collection_finish():

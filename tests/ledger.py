@@ -84,14 +84,18 @@ def of_stubs() -> dict[str, str]:
             [list(prompt) for prompt in PROMPTS], max_new_tokens=(BUDGET, 2, 5), stop=(0,), seed=5
         )
         for temperature in (0.0, 1.0):
-            decoded = decode.run(row.decoder(), row.params, request, row.values(temperature=temperature))
+            decoded = decode.run(
+                row.decoder(), row.params, request, row.values(temperature=temperature)
+            )
             fields = {
                 "tokens": decoded.tokens,
                 "lengths": decoded.lengths,
                 "reasons": decoded.reasons,
                 **decoded.counts,
             }
-            found[f"{name} {temperature}"] = digest({k: np.asarray(v).tolist() for k, v in fields.items()})
+            found[f"{name} {temperature}"] = digest(
+                {k: np.asarray(v).tolist() for k, v in fields.items()}
+            )
     return found
 
 
@@ -132,7 +136,9 @@ def watched() -> Iterator[list[float]]:
         def wrapper(network: Any, params: Any, hidden: Any) -> Any:
             scores = logits(network, params, hidden)
             best = jax.lax.top_k(scores.astype(jnp.float32), 2)[0]
-            jax.debug.callback(lambda gap: gaps.append(float(gap)), jnp.min(best[..., 0] - best[..., 1]))
+            jax.debug.callback(
+                lambda gap: gaps.append(float(gap)), jnp.min(best[..., 0] - best[..., 1])
+            )
             return scores
 
         return wrapper
@@ -173,7 +179,9 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
         now = new["models"].get(name)
         if now is None or now["tokens"] != was["tokens"] or now["calls"] != was["calls"]:
             gap = None if now is None else min(was["gap"], now["gap"])
-            print(f"models: {name}: {'missing' if now is None else f'other tokens or calls, gap {gap:.1e}'}")
+            print(
+                f"models: {name}: {'missing' if now is None else f'other tokens or calls, gap {gap:.1e}'}"
+            )
             wrong += gap is not None and gap >= NEAR
     return int(wrong > 0)
 
@@ -195,7 +203,9 @@ def main() -> int:
     if given.command == "write":
         write(given.root.resolve(), given.parts, given.out.resolve())
         return 0
-    return compare(*(json.loads(path.read_text(encoding="utf-8")) for path in (given.old, given.new)))
+    return compare(
+        *(json.loads(path.read_text(encoding="utf-8")) for path in (given.old, given.new))
+    )
 
 
 if __name__ == "__main__":

@@ -13,4 +13,6 @@ def slow(*values: Any) -> Any:
 
 def over(names: Iterable[Any], seldom: Collection[Any] = (), argument: str = "name") -> Any:
     """A test of each of these names, slow for those that are tested seldom."""
-    return pytest.mark.parametrize(argument, [slow(name) if name in seldom else name for name in names])
+    return pytest.mark.parametrize(
+        argument, [slow(name) if name in seldom else name for name in names]
+    )

@@ -31,7 +31,10 @@ def draft_of(tokens: list[int], max_ngram: int, min_ngram: int, num_pred: int) -
 
 def right(draft: list[int] | tuple[int, ...], truth: list[int]) -> int:
     """Length of the common prefix."""
-    return next((i for i, pair in enumerate(zip(draft, truth, strict=False)) if len({*pair}) > 1), len(draft))
+    return next(
+        (i for i, pair in enumerate(zip(draft, truth, strict=False)) if len({*pair}) > 1),
+        len(draft),
+    )
 
 
 def text_of(stub: StubCausal, length: int, new: int) -> list[int]:

@@ -42,9 +42,15 @@ def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Cou
 
 def residual_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """One token a call and `steps` of the head after it; the head stores what the network stores."""
-    block, steps, fused = options["block"], options.get("head_steps", 1), options.get("fuse_store", True)
+    block, steps, fused = (
+        options["block"],
+        options.get("head_steps", 1),
+        options.get("fuse_store", True),
+    )
     limit, length, cached = prompt + new, prompt, prompt // block * block
-    calls, positions, heads = (0, cached, 0) if fused else (int(cached > 0), cached, int(cached > 0))
+    calls, positions, heads = (
+        (0, cached, 0) if fused else (int(cached > 0), cached, int(cached > 0))
+    )
 
     def reveal(stores: bool) -> tuple[int, int]:
         now, asked, end = length + 1, 0, length // block * block + block

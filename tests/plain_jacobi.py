@@ -18,7 +18,9 @@ Predict = Callable[[Sequence[int], Sequence[int]], list[int]]
 POSITIONS = 128  # more than any text here has
 
 
-def trajectory(predict: Predict, context: Sequence[int], draft: Sequence[int]) -> tuple[list[list[int]], int]:
+def trajectory(
+    predict: Predict, context: Sequence[int], draft: Sequence[int]
+) -> tuple[list[list[int]], int]:
     """All iterates of one block, and the first token after it (without stop tokens).
 
     Args:
@@ -82,14 +84,20 @@ class PlainJacobi:
             return
         first = start + (newest - start) // self.block * self.block  # of the newest token's block
         blocks = max((self.end - first) // self.block, 1)
-        if blocks < self.blocks and self.end > first and agreed >= math.ceil(self.spawn * self.block):
+        if (
+            blocks < self.blocks
+            and self.end > first
+            and agreed >= math.ceil(self.spawn * self.block)
+        ):
             blocks += 1
         self.end = first + self.block * (self.blocks if self.spawn == 0 else blocks)
 
     def fed(self) -> int:
         """Positions of a call: all candidates where any is not the draft, all blocks once one is spawned."""
         spawned = self.end - (len(self.text) - 1) > self.block or self.blocks == 1 or self.pool > 0
-        return (self.candidates if len(self.drafts) > 1 else 1) * (self.width if spawned else self.block)
+        return (self.candidates if len(self.drafts) > 1 else 1) * (
+            self.width if spawned else self.block
+        )
 
     def step(self) -> None:
         """Verifies every candidate, commits the longest agreement, and makes the next ones."""
@@ -97,12 +105,15 @@ class PlainJacobi:
         self.calls, self.positions = self.calls + 1, self.positions + self.fed()
         room, newest = self.end - len(self.text), self.text[-1]
         runs = [
-            right(draft[:room], predicted) for draft, predicted in zip(self.drafts, outcomes, strict=True)
+            right(draft[:room], predicted)
+            for draft, predicted in zip(self.drafts, outcomes, strict=True)
         ]
         best = runs.index(max(runs))
         accepted, draft, predicted = runs[best], self.drafts[best], outcomes[best]
 
-        begin = self.end - self.block - len(self.text)  # of the newest block, counted from the first draft
+        begin = (
+            self.end - self.block - len(self.text)
+        )  # of the newest block, counted from the first draft
         ahead = max(begin, 0)
         agreed = min(max(-begin, 0), self.block) + right(draft[ahead:room], predicted[ahead:])
 
@@ -110,7 +121,9 @@ class PlainJacobi:
         left = predicted[accepted + 1 : min(room + 1, self.width)]
         self.move_end(agreed)
         draft = left + self.guesses(self.text)[len(left) :]
-        found = self.recycled(draft) + (self.repairs(draft, predicted[accepted + 1]) if left else [])
+        found = self.recycled(draft) + (
+            self.repairs(draft, predicted[accepted + 1]) if left else []
+        )
         distinct = [draft]
         for candidate in found:
             if candidate not in distinct:

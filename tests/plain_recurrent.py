@@ -28,7 +28,9 @@ def second_check_count(stub: StubNetwork, prompt: int, new: int) -> Count:
     return new, prompt + new - 1, 2 * new
 
 
-def speculative_count(draft: int, lookahead: int, stub: StubNetwork, prompt: int, new: int) -> Count:
+def speculative_count(
+    draft: int, lookahead: int, stub: StubNetwork, prompt: int, new: int
+) -> Count:
     """A round commits the drafts before the first position that needs more than the draft's recurrences."""
     length, rounds = prompt + 1, 0
     while length < prompt + new:
@@ -36,7 +38,11 @@ def speculative_count(draft: int, lookahead: int, stub: StubNetwork, prompt: int
         length += lookahead if all(good) else good.index(False) + 1
         rounds += 1
     one_round = lookahead * draft + stub.recurrence
-    return 1 + rounds * (lookahead + 1), prompt + rounds * 2 * lookahead, stub.recurrence + rounds * one_round
+    return (
+        1 + rounds * (lookahead + 1),
+        prompt + rounds * 2 * lookahead,
+        stub.recurrence + rounds * one_round,
+    )
 
 
 def wavefront_count(inner: int, stub: StubNetwork, prompt: int, new: int) -> Count:

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 
 def positions_of(tokens, start=0):
     """Absolute positions of a window [B, W, ...] that begins at `start`, one number or one a row."""
-    return jnp.broadcast_to(jnp.asarray(start)[..., None] + jnp.arange(tokens.shape[1]), tokens.shape[:2])
+    return jnp.broadcast_to(
+        jnp.asarray(start)[..., None] + jnp.arange(tokens.shape[1]), tokens.shape[:2]
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)

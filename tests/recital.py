@@ -12,7 +12,7 @@ from stubs.base import CachedStub, TokenKV
 
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode import Forward
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 SCALE = 50.0
@@ -34,14 +34,20 @@ class Recital(CachedStub):
     recurrence: int = 3
     counters: tuple[str, ...] = ("recurrences",)
 
-    def forward(self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None) -> Any:
+    def forward(
+        self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None
+    ) -> Any:
         window = TokenKV(inputs, positions)
-        return Forward(positions[..., None].astype(jnp.float32), window, {"recurrences": self.recurrence})
+        return Forward(
+            positions[..., None].astype(jnp.float32), window, {"recurrences": self.recurrence}
+        )
 
     def logits(self, params: Any, hidden: Any) -> Any:
         if self.flat:
             few = (jnp.arange(self.vocab_size) >= 40) & (jnp.arange(self.vocab_size) < 60)
-            return jnp.broadcast_to(jnp.where(few, 0.0, -1e9), (*hidden.shape[:-1], self.vocab_size))
+            return jnp.broadcast_to(
+                jnp.where(few, 0.0, -1e9), (*hidden.shape[:-1], self.vocab_size)
+            )
         at = jnp.clip(hidden[..., 0].astype(jnp.int32) + 1 - self.start, 0, len(self.script) - 1)
         return SCALE * jax.nn.one_hot(jnp.asarray(self.script)[at], self.vocab_size)
 

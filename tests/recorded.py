@@ -29,7 +29,9 @@ def imported(folder: Path):
 
 def part_of(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """The arrays whose names begin so, by the rest of their names."""
-    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
+    }
 
 
 def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
@@ -38,7 +40,9 @@ def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
-def assert_gradients(tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float) -> None:
+def assert_gradients(
+    tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float
+) -> None:
     """The norm of each parameter's gradient, `gradnorm.NAME`, and some gradients, `grad.NAME`."""
     norms = part_of(case, "gradnorm.")
     assert norms.keys() == tensors.keys()

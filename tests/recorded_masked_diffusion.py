@@ -30,7 +30,9 @@ def assert_gradients(grads, want: dict[str, np.ndarray]) -> None:
     """The norm of each parameter's gradient in the original order, of all together, and some gradients."""
     config = model()[0].config
     tensors = exported(mdlm, config, grads)
-    norms = [np.linalg.norm(tensors[name].astype(np.float64)) for name in mdlm.parameter_order(config)]
+    norms = [
+        np.linalg.norm(tensors[name].astype(np.float64)) for name in mdlm.parameter_order(config)
+    ]
     np.testing.assert_allclose(norms, want["grad_norm_per_param"], rtol=1e-4)
     np.testing.assert_allclose(np.linalg.norm(norms), want["grad_global_norm"], rtol=1e-4)
     for name, gradient in part_of(want, "grad/").items():

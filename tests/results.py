@@ -14,7 +14,10 @@ def listed(decoded: decode.Decoded) -> dict[str, Any]:
     """All fields of a result on the host, each count by its name."""
     fields = {f.name: getattr(decoded, f.name) for f in dataclasses.fields(decoded)}
     fields |= fields.pop("counts")
-    return {name: None if value is None else np.asarray(value).tolist() for name, value in fields.items()}
+    return {
+        name: None if value is None else np.asarray(value).tolist()
+        for name, value in fields.items()
+    }
 
 
 def rows_of(decoded: decode.Decoded, *rows: int, columns: int | None = None) -> dict[str, Any]:

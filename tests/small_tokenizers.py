@@ -4,11 +4,29 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
 UNK, BOS, EOS, END = range(4)
-WORDS = ("▁", "▁▁", "▁▁▁", "▁a", "▁b", "▁c", "a", "b", "c", "d", "ab", "▁return", "▁x", "x", "H", ".", ",")
+WORDS = (
+    "▁",
+    "▁▁",
+    "▁▁▁",
+    "▁a",
+    "▁b",
+    "▁c",
+    "a",
+    "b",
+    "c",
+    "d",
+    "ab",
+    "▁return",
+    "▁x",
+    "x",
+    "H",
+    ".",
+    ",",
+)
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 MERGES = [("▁", "▁"), ("▁▁", "▁"), ("▁", "a"), ("▁", "b"), ("▁", "c"), ("▁", "x"), ("a", "b")]
 
@@ -31,8 +49,12 @@ def byte_fallback() -> Tokenizer:
 
 def _sentencepiece(last: list) -> Tokenizer:
     options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
-    backend = tokenizers.Tokenizer(models.BPE(numbered(*SPECIAL, *BYTES, *WORDS), MERGES, **options))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend = tokenizers.Tokenizer(
+        models.BPE(numbered(*SPECIAL, *BYTES, *WORDS), MERGES, **options)
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
     backend.decoder = decoders.Sequence(steps)
     return _with_special(backend)
@@ -40,7 +62,9 @@ def _sentencepiece(last: list) -> Tokenizer:
 
 def metaspace() -> Tokenizer:
     """Words that begin with their blank, the first one's put before the text by the splitter."""
-    backend = tokenizers.Tokenizer(models.BPE(numbered(*SPECIAL, *WORDS), MERGES, unk_token="<unk>"))
+    backend = tokenizers.Tokenizer(
+        models.BPE(numbered(*SPECIAL, *WORDS), MERGES, unk_token="<unk>")
+    )
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return _with_special(backend)
 
@@ -67,7 +91,12 @@ def _with_special(backend: tokenizers.Tokenizer) -> Tokenizer:
     return Tokenizer(backend)
 
 
-KINDS = {"llama": llama, "byte fallback": byte_fallback, "metaspace": metaspace, "byte level": byte_level}
+KINDS = {
+    "llama": llama,
+    "byte fallback": byte_fallback,
+    "metaspace": metaspace,
+    "byte level": byte_level,
+}
 
 
 def ids_of(tokenizer: Tokenizer, *words: str) -> list[int]:
@@ -95,4 +124,6 @@ def random_ids(tokenizer: Tokenizer, rng: np.random.Generator, most: int) -> lis
         lambda: int(rng.integers(tokenizer.vocab_size + 2)),
         lambda: int(rng.integers(END + 1)),
     )
-    return [draw[0 if rng.random() < share else rng.integers(1, 3)]() for _ in range(rng.integers(most))]
+    return [
+        draw[0 if rng.random() < share else rng.integers(1, 3)]() for _ in range(rng.integers(most))
+    ]

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 
-def arguments(params: Any, knobs: dict[str, Any], text: list[int], shift: float = 0.1) -> dict[str, Any]:
+def arguments(
+    params: Any, knobs: dict[str, Any], text: list[int], shift: float = 0.1
+) -> dict[str, Any]:
     """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
     return {
         "knobs": {name: jnp.asarray(value, jnp.float64) for name, value in knobs.items()},
@@ -25,7 +27,9 @@ def directions(at: dict[str, Any], given: list[bool]) -> Iterator[tuple[str, Any
         for i in range(value.size):
             one = jnp.zeros(value.size).at[i].set(1.0).reshape(value.shape)
             yield f"{name} {i}", zero | {"knobs": zero["knobs"] | {name: one}}
-    some = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), at["params"])
+    some = jax.tree.map(
+        lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), at["params"]
+    )
     for name in ("embedding", "head", "layer_0"):
         yield name, zero | {"params": zero["params"] | {name: some[name]}}
     for i in np.flatnonzero(given):
@@ -33,11 +37,15 @@ def directions(at: dict[str, Any], given: list[bool]) -> Iterator[tuple[str, Any
         yield f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(wave)}
 
 
-def check_differences(function: Any, at: Any, given: list[bool], gradient: Any, discrete: Any) -> None:
+def check_differences(
+    function: Any, at: Any, given: list[bool], gradient: Any, discrete: Any
+) -> None:
     """Compares a gradient with differences of a compiled function, whose first events may not change."""
     h = 1e-6
     for name, direction in directions(at, given):
-        sides = [function(jax.tree.map(lambda x, d, s=s: x + s * h * d, at, direction)) for s in (1, -1)]
+        sides = [
+            function(jax.tree.map(lambda x, d, s=s: x + s * h * d, at, direction)) for s in (1, -1)
+        ]
         for _, events in sides:
             for found, wanted in zip(events, discrete, strict=False):
                 np.testing.assert_array_equal(found, wanted, err_msg=name)

@@ -11,7 +11,7 @@ import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import EVERY_STEP, FAMILIES, parameter_shapes
 from paradec_jax.store import Model, save
 
@@ -55,7 +55,9 @@ def saved(folder, config=CONFIG, spec=None, **more):
 
 def lettered(folder, family):
     """The folder of such a model."""
-    config = dataclasses.replace(FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16)
+    config = dataclasses.replace(
+        FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16
+    )
     return str(saved(folder, config, SPECS[family], tokenizer=character_tokenizer(ALPHABET)))
 
 

@@ -15,7 +15,11 @@ def test_facts_are_json_and_name_the_machine():
     found = facts.facts()
     assert json.loads(json.dumps(found)) == found
     device = found["device"]
-    assert device["platform"] == "cpu" and device["kind"] == device["processor"] and device["threads"] >= 1
+    assert (
+        device["platform"] == "cpu"
+        and device["kind"] == device["processor"]
+        and device["threads"] >= 1
+    )
     assert found["versions"]["jax"] and difference(found, facts.facts()) is None
     assert device["kind"] in in_words(found) and found["versions"]["jax"] in in_words(found)
 

@@ -17,7 +17,9 @@ from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model, save
 
 # Each takes from a tenth of a second to more than a second.
-NOT_NEEDED = "orbax tensorstore grain optax scipy matplotlib pandas jinja2 jax.experimental.sparse torch"
+NOT_NEEDED = (
+    "orbax tensorstore grain optax scipy matplotlib pandas jinja2 jax.experimental.sparse torch"
+)
 
 
 @contextlib.contextmanager
@@ -79,7 +81,9 @@ def test_a_model_is_loaded_without_programs_and_laid_out_by_one(tmp_path, preset
 def test_keys_are_those_of_jax(seed):
     want = [jax.random.fold_in(jax.random.key(seed), i) for i in range(2)]
     request = pd.make_request([[1], [2]], max_new_tokens=1, seed=seed)
-    np.testing.assert_array_equal(jax.random.key_data(request.keys), [jax.random.key_data(k) for k in want])
+    np.testing.assert_array_equal(
+        jax.random.key_data(request.keys), [jax.random.key_data(k) for k in want]
+    )
 
 
 def test_a_request_keeps_its_prompts_when_the_caller_writes_on():

@@ -13,7 +13,7 @@ from paradec_jax.decode.machine import drive
 from paradec_jax.families import init_params
 from paradec_jax.generate import continuation_task, row_keys
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

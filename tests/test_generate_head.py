@@ -17,7 +17,9 @@ TEXTS = ["abcde", "hello", "zz"]
 
 
 # What the network says beyond letters is spelled by numbers.
-TOKENIZER = letters(*string.ascii_lowercase, *(f"<{i}>" for i in range(26, tiny_blocks().vocab_size)))
+TOKENIZER = letters(
+    *string.ascii_lowercase, *(f"<{i}>" for i in range(26, tiny_blocks().vocab_size))
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,9 @@ def folder(tmp_path_factory):
     """A model and its head on disk."""
     path = tmp_path_factory.mktemp("models") / "tiny"
     head = ResidualHead(tiny_head().config, tiny_head_params())
-    save(path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, TOKENIZER, head=head))
+    save(
+        path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, TOKENIZER, head=head)
+    )
     return path
 
 
@@ -40,7 +44,9 @@ def test_the_head_of_the_folder_drafts(folder):
         assert (out.network_calls <= plain.network_calls).all()
         assert ("head_calls" in out.counts) == (head is None)
     direct = pd.generate(model, TEXTS, pd.Residual(rule="static", head_steps=3), max_new_tokens=9)
-    assert (direct.network_calls < plain.network_calls).all() and (direct.counts["head_calls"] > 0).all()
+    assert (direct.network_calls < plain.network_calls).all() and (
+        direct.counts["head_calls"] > 0
+    ).all()
 
 
 @pytest.mark.slow

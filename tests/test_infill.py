@@ -63,19 +63,32 @@ def test_several_texts_and_samples_draw_apart_and_the_same_in_any_batch(model):
 def test_texts_begin_with_nothing(model):
     out = pd.generate(model, ["", "d"], pd.Masked(STUB), knobs=COLD, max_new_tokens=4)
     assert out.text == [expected("____"), expected("d____")[1:]]
-    with pytest.raises(ValueError, match="prompt 0 has no token and the model no bos to start from"):
+    with pytest.raises(
+        ValueError, match="prompt 0 has no token and the model no bos to start from"
+    ):
         pd.generate(model, [""], pd.AutoRegressive(StubCausal()), max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
     ("decoder", "knobs"),
-    [(pd.Masked(STUB), COLD), (ReleasedMasked(STUB, steps=4), ReleasedMasked.Knobs(temperature=0.0))],
+    [
+        (pd.Masked(STUB), COLD),
+        (ReleasedMasked(STUB, steps=4), ReleasedMasked.Knobs(temperature=0.0)),
+    ],
 )
-def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_given(model, decoder, knobs):
+def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_given(
+    model, decoder, knobs
+):
     """As in GPT-2's vocabulary: a row from nothing begins with it, and ends where it is generated."""
-    both = dataclasses.replace(model, token_spec=TokenSpec(bos=0, mask=STUB.mask, alignment="own", stop=(0,)))
+    both = dataclasses.replace(
+        model, token_spec=TokenSpec(bos=0, mask=STUB.mask, alignment="own", stop=(0,))
+    )
     out = pd.generate(both, ["", "a", "c"], decoder, knobs=knobs, max_new_tokens=9)
-    wanted = [expected("a" + "_" * 9)[1:], expected("aa" + "_" * 9)[2:], expected("ac" + "_" * 9)[2:]]
+    wanted = [
+        expected("a" + "_" * 9)[1:],
+        expected("aa" + "_" * 9)[2:],
+        expected("ac" + "_" * 9)[2:],
+    ]
     assert [len(text.partition("a")[0]) for text in wanted] == [4, 4, 3]
     assert ["".join("abcdefghij"[token] for token in row) for row in out.tokens] == [
         text.partition("a")[0] + "a" for text in wanted
@@ -93,7 +106,9 @@ def test_texts_may_be_longer_than_the_model_in_windows(model):
     assert out.text == [expected("d" + "_" * 20)[1:]]
     out = pd.infill(free, ["d", 12, "e", 5], strided, knobs=knobs)
     assert len(out.text[0]) == 19 and out.text[0][0] == "d" and out.text[0][13] == "e"
-    with pytest.raises(ValueError, match="19 tokens, more than the 8 positions the model was built for"):
+    with pytest.raises(
+        ValueError, match="19 tokens, more than the 8 positions the model was built for"
+    ):
         pd.infill(free, ["d", 12, "e", 5], pd.Masked(short))
 
 
@@ -115,7 +130,9 @@ def test_bad_input_is_named(model, pieces, options, message):
 
 def test_decoders_that_append_fill_no_holes():
     model = Model(CONFIG, {}, TokenSpec(), TOKENIZER)
-    with pytest.raises(ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"):
+    with pytest.raises(
+        ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"
+    ):
         pd.infill(model, ["d", 2], pd.AutoRegressive(StubCausal()))
 
 
@@ -151,16 +168,23 @@ def test_a_terminal_shows_the_canvas(folder, capsys, monkeypatch):
     console = cli.watch.Console
     terminal = {"force_terminal": True, "color_system": "standard"}
     monkeypatch.setattr(cli.watch, "Console", lambda **options: console(**options, **terminal))
-    assert command(folder, "d[2]ea[3]", "--gaps", "--stream", "--delay", "0", "--order", "single") == 0
+    assert (
+        command(folder, "d[2]ea[3]", "--gaps", "--stream", "--delay", "0", "--order", "single") == 0
+    )
     out = capsys.readouterr().out
     assert "d__ea___" in out and expected("d__ea___") in out
-    assert len({picture for picture in out.replace("\x1b", "\n").split("\n") if "_" in picture}) >= 5
+    assert (
+        len({picture for picture in out.replace("\x1b", "\n").split("\n") if "_" in picture}) >= 5
+    )
 
 
 def test_the_command_names_bad_input(folder, capsys):
     for words, message in (
         (["de", "--gaps"], "--gaps needs a gap in the prompt"),
-        (["d[2]", "--gaps", "--max-new-tokens", "3"], "so --stop and --max-new-tokens must not be given"),
+        (
+            ["d[2]", "--gaps", "--max-new-tokens", "3"],
+            "so --stop and --max-new-tokens must not be given",
+        ),
         (["d[2]", "--gaps", "--order", "mood"], "order must be one of random, single"),
         (["d", "--max-new-tokens", "5", "--steps", "0"], "steps must be at least 1, not 0"),
     ):

@@ -53,7 +53,10 @@ def test_a_sentence_is_one_line_of_some_letters():
     assert one_sentence(ValueError("a\nb\x1b[31m  c")) == "a b\N{REPLACEMENT CHARACTER}[31m c"
     text = one_sentence(ValueError("start " + "x" * 1000 + " end"))
     assert len(text) == MOST_CHARACTERS and text.startswith("start") and text.endswith("end")
-    assert one_sentence(MemoryError()) == "not enough memory" and one_sentence(KeyError()) == "KeyError"
+    assert (
+        one_sentence(MemoryError()) == "not enough memory"
+        and one_sentence(KeyError()) == "KeyError"
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])

@@ -17,7 +17,7 @@ from paradec_jax.data.problems import encode_prompts
 from paradec_jax.evaluate.likelihood import continuation_span
 from paradec_jax.infill import _with_gaps
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import StreamDecoder
+from paradec_jax.text.tokenizer import StreamDecoder
 
 SPEC = TokenSpec(bos=BOS, stop=(EOS,))
 
@@ -45,7 +45,11 @@ def test_streams_end_as_decoding_all_ids_does(kind, skip):
         (("▁", "H", "<0x0A>"), ("▁▁▁", "▁return", "▁x"), "    return x"),
         ((), ("▁▁▁", "▁return"), "   return"),  # no text before: the blank of a beginning
         (("<s>",), ("▁a",), "a"),
-        (("<s>", "▁a", "</s>"), ("▁b",), " b"),  # the last token that has a text is not the last one
+        (
+            ("<s>", "▁a", "</s>"),
+            ("▁b",),
+            " b",
+        ),  # the last token that has a text is not the last one
         (("▁a", "<0xC3>"), ("<0xA9>", "b"), "éb"),
         (("▁a", "<0xC3>"), ("b",), "b"),
         (("▁a", "<0x0A>"), ("<0xF0>", "b"), "\N{REPLACEMENT CHARACTER}b"),
@@ -68,7 +72,10 @@ def test_a_character_that_the_ids_complete_is_theirs():
 
 def test_a_byte_is_kept_while_the_next_may_spoil_it():
     tokenizer = llama()
-    stream, ids = StreamDecoder(tokenizer), ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>")
+    stream, ids = (
+        StreamDecoder(tokenizer),
+        ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>"),
+    )
     assert [stream.push([token]) for token in ids] == ["a", "", "", "��b", ""]
     assert stream.kept() == "\n"
 
@@ -90,7 +97,8 @@ def test_what_follows_a_text_is_encoded_as_its_part(kind, before, text):
 def test_gaps_training_rows_and_likelihoods_hold_the_whole_text(kind):
     tokenizer = KINDS[kind]()
     filled = [
-        BOS if token < 0 else token for token in _with_gaps(tokenizer, SPEC, ["a ", "b ", 2, " b. c", 1])
+        BOS if token < 0 else token
+        for token in _with_gaps(tokenizer, SPEC, ["a ", "b ", 2, " b. c", 1])
     ]
     assert filled[0] == BOS and tokenizer.decode(filled, skip_special=True) == "a b  b. c"
     span = continuation_span(tokenizer, SPEC, "a", "b c", 64)
@@ -101,7 +109,9 @@ def test_gaps_training_rows_and_likelihoods_hold_the_whole_text(kind):
 @pytest.mark.parametrize("kind", ["llama", "byte fallback", "byte level"])
 def test_answers_of_training_begin_no_text(kind):
     tokenizer, item = KINDS[kind](), problem(0, 0, "train", (2, 2))
-    maker = BatchMaker(tokenizer, 0, "train", 4096, (Bucket(2, 2, 4096),), ((0, (1.0,)),), 0.0, SPEC)
+    maker = BatchMaker(
+        tokenizer, 0, "train", 4096, (Bucket(2, 2, 4096),), ((0, (1.0,)),), 0.0, SPEC
+    )
     prompt, solution = maker.solved(0, maker.buckets[0])
     assert tokenizer.decode(prompt + solution, skip_special=True) == item.prompt + item.solution
     ids, counted = maker.practice(3, "steps")
@@ -124,14 +134,23 @@ def test_what_moves_on_the_screen_goes_on_where_the_text_shown_ends():
     tokenizer = byte_level()
     first, second = tokenizer.encode("é")
     rows = SimpleNamespace(completions=lambda: [[*tokenizer.encode("a"), first]])
-    decoder = SimpleNamespace(drafts=lambda state: np.asarray([[second, *tokenizer.encode("b"), -1]]))
-    task = SimpleNamespace(prompts=[[BOS]], decoder=decoder, model=Model(CONFIG, {}, SPEC, tokenizer))
+    decoder = SimpleNamespace(
+        drafts=lambda state: np.asarray([[second, *tokenizer.encode("b"), -1]])
+    )
+    task = SimpleNamespace(
+        prompts=[[BOS]], decoder=decoder, model=Model(CONFIG, {}, SPEC, tokenizer)
+    )
     assert watch._moving(task, SimpleNamespace(rows=rows), "a") == "éb"
 
 
 @pytest.mark.parametrize(
     ("post", "framing"),
-    [(None, ([], [])), ("<s> $A", ([BOS], [])), ("<s> $A </s>", ([BOS], [EOS])), ("$A </s>", ([], [EOS]))],
+    [
+        (None, ([], [])),
+        ("<s> $A", ([BOS], [])),
+        ("<s> $A </s>", ([BOS], [EOS])),
+        ("$A </s>", ([], [EOS])),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_file_puts_before_and_after_a_text(kind, post, framing):

@@ -22,9 +22,9 @@ from experiments.common.record import write_record
 from paradec_jax import Model, ResidualSpeculative, facts, load, store, trace
 from paradec_jax.decode.block.head import ZERO
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends, ratio
-from paradec_jax.evaluate.setting import Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +64,17 @@ def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
       steps: of `record`, stacked on a leading axis, of a decoder whose prompt's call is the first.
     """
     exists, accepted, calls = (np.asarray(steps[name]) for name in ("exists", "accepted", "calls"))
-    ran = np.diff(calls, axis=0, prepend=np.ones_like(calls[:1])) > 0  # a row that has stopped calls nothing
+    ran = (
+        np.diff(calls, axis=0, prepend=np.ones_like(calls[:1])) > 0
+    )  # a row that has stopped calls nothing
     drafts = exists[:, :, 1:] & ran[..., None]
     right = drafts & (accepted[..., None] > np.arange(drafts.shape[2]))
     return drafts.sum(axis=0), right.sum(axis=0)
 
 
-def measured(model: Model, problems: Problems, setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def measured(
+    model: Model, problems: Problems, setting: Setting, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """What `counted` finds of every problem, both [N, K - 1]."""
     prompts = prompts_of(model, problems.prompts, seed, problems.budget)
     case, block = case_of(setting, model, prompts.size), model.network.block
@@ -134,7 +138,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     path = options.out.parent.parent / "figures" / f"{options.out.stem}.png"
     if_possible(draw_panels, panels, path, x="depth", log_x=False)
     for row in table:
-        given = "" if row["given"] is None else f"  {100 * row['given']:.1f}% where the one before it was"
+        given = (
+            ""
+            if row["given"] is None
+            else f"  {100 * row['given']:.1f}% where the one before it was"
+        )
         bound = "" if row["threshold"] is None else f" {row['threshold']:g}"
         print(
             f"{row['rule']}{bound}, head {row['head']}: draft {row['depth']} right in {100 * row['share']:.1f}% of "

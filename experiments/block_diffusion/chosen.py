@@ -11,8 +11,8 @@ import tyro
 from experiments.block_diffusion.lines import Line, baseline_of
 from experiments.block_diffusion.problems import Asked
 from paradec_jax import BlockDenoising, Residual, ResidualSpeculative
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk.folders import StoreError, locate
-from paradec_jax.evaluate.setting import Setting
 
 HEAD = "head"
 TRAINED = {
@@ -60,7 +60,9 @@ class Options:
         if self.dtype not in ("stored", "float32", "bfloat16"):
             raise ValueError(f"dtype must be stored, float32 or bfloat16, not {self.dtype!r}")
         if not self.steps_ahead or min(self.steps_ahead) < 1 or not self.thresholds:
-            raise ValueError("steps_ahead and thresholds need at least one number each, steps from 1 on")
+            raise ValueError(
+                "steps_ahead and thresholds need at least one number each, steps from 1 on"
+            )
 
     @property
     def chains(self) -> bool:
@@ -127,12 +129,15 @@ class Shop:
     def dynamic(self, name: str, place: str, kind: str, decoder: Any, **knobs: Any) -> list[Line]:
         """A line a threshold."""
         return [
-            self.line(name, place, kind, decoder, threshold=tau, **knobs) for tau in self.options.thresholds
+            self.line(name, place, kind, decoder, threshold=tau, **knobs)
+            for tau in self.options.thresholds
         ]
 
     def base(self, rule: str = "static", **knobs: Any) -> Line:
         """The backbone alone."""
-        return self.line("backbone", self.options.first, "block", BlockDenoising(rule=rule), **knobs)
+        return self.line(
+            "backbone", self.options.first, "block", BlockDenoising(rule=rule), **knobs
+        )
 
     def baseline(self) -> Line:
         """One token a step."""

@@ -4,7 +4,7 @@ import dataclasses
 
 from experiments.tasks.chains import SYMBOLS, Followers
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -105,7 +105,12 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Callable[..., Any]:
     """(logits of the thresholds, params, batch of rows) -> loss and what it is made of."""
     network, size = model.network, pool.texts.shape[1]
     decoder = SoftBlock(
-        network, size, model.token_spec, fuse_prompt=False, relaxation=options.relaxation, greedy=True
+        network,
+        size,
+        model.token_spec,
+        fuse_prompt=False,
+        relaxation=options.relaxation,
+        greedy=True,
     )
 
     def loss(theta: Any, params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -202,21 +207,27 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     )
     by_hand = [[x] * count for x in (*options.hand, SDAR)]
     candidates = (learned["candidates"], found["candidates"], by_hand)
-    chosen = contest.choose(dict(zip(METHODS, candidates, strict=True)), options.tuning, options.seed)
+    chosen = contest.choose(
+        dict(zip(METHODS, candidates, strict=True)), options.tuning, options.seed
+    )
 
     final = [("hand-set (SDAR)", [SDAR] * count)]
     final += [(method, chosen[method][1]) for method in METHODS]
     rows, exact = contest.measure(final, "test", options.problems, options.seed + 1)
     for (_, thresholds), row in zip(final, rows, strict=True):
         print(table_line(row, thresholds))
-    differences = {method: paired(exact[1], exact[1 + METHODS.index(method)]) for method in METHODS[1:]}
+    differences = {
+        method: paired(exact[1], exact[1 + METHODS.index(method)]) for method in METHODS[1:]
+    }
     for method, rival in differences.items():
         less, more = rival.interval
         print(f"learned less {method}: {rival.difference:+.1%} [{less:+.1%}, {more:+.1%}]")
     result = {
         "learner": learned,
         "random_search": found,
-        "chosen": {method: {"utility": x, "thresholds": best} for method, (x, best) in chosen.items()},
+        "chosen": {
+            method: {"utility": x, "thresholds": best} for method, (x, best) in chosen.items()
+        },
         "rows": rows,
         "learned_less": {method: rival._asdict() for method, rival in differences.items()},
     }

@@ -19,10 +19,10 @@ from experiments.block_diffusion.problems import Problems
 from experiments.common.record import rows_begun, write_record
 from paradec_jax import BlockDenoising, Model, load, store
 from paradec_jax.cli.output import progress
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import lacks_head
 
 Row = dict[str, Any]
@@ -80,7 +80,9 @@ class Loaded:
 class Rows:
     """The rows of a file, decoded where they are missing."""
 
-    def __init__(self, path: Path, problems: Problems, kept: dict[str, Any], dtype: str | None) -> None:
+    def __init__(
+        self, path: Path, problems: Problems, kept: dict[str, Any], dtype: str | None
+    ) -> None:
         """Reads the rows that are there.
 
         Args:
@@ -113,7 +115,12 @@ class Rows:
             for first in range(0, len(group), GROUP):
                 self._decode(group[first : first + GROUP])
         found = [
-            {"label": line.label, "line": line.name, "block": of.model.network.block, "backbone": of.backbone}
+            {
+                "label": line.label,
+                "line": line.name,
+                "block": of.model.network.block,
+                "backbone": of.backbone,
+            }
             | self.rows[self._key(line)]
             for line in lines
             for of in [self.loaded(line)]
@@ -154,7 +161,8 @@ class Rows:
         others = [line for line in lines if self._key(line) != self._key(start)]
         every = [start, *others]
         sources = [
-            Source(store.names_of([line.place])[0], self.loaded(line).model, line.setting) for line in every
+            Source(store.names_of([line.place])[0], self.loaded(line).model, line.setting)
+            for line in every
         ]
         with progress() as report:
             result = compare(
@@ -170,13 +178,17 @@ class Rows:
             )
         assert result.calls is not None
         blocks = (
-            None if self.problems.blocks is None else [self.problems.blocks(texts) for texts in result.texts]
+            None
+            if self.problems.blocks is None
+            else [self.problems.blocks(texts) for texts in result.texts]
         )
         for i, line in enumerate(every):
             row = dict(result.rows[i]) | {
                 "right": "".join("01"[int(right)] for right in result.exact[i]),
                 "calls": " ".join(map(str, result.calls[i].tolist())),
-                "texts": "".join(hashlib.sha256(t.encode()).hexdigest()[:DIGEST] for t in result.texts[i]),
+                "texts": "".join(
+                    hashlib.sha256(t.encode()).hexdigest()[:DIGEST] for t in result.texts[i]
+                ),
                 "facts": result.facts,
             }
             if blocks is not None:
@@ -215,7 +227,9 @@ def beside(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         told = dict(row)
         if row["settings"].get("head", "") is None:
-            told |= _against("zero", row, _same(row, rows, row["decoder"], {"head": "zero", "mix": "sum"}))
+            told |= _against(
+                "zero", row, _same(row, rows, row["decoder"], {"head": "zero", "mix": "sum"})
+            )
         if row["decoder"] == "residual_speculative":
             told |= _against("base", row, _same(row, rows, "block", {}))
         if row is not rows[0]:
@@ -246,7 +260,8 @@ def _against(name: str, row: Row, other: Row | None) -> Row:
     calls, of_rival = (np.asarray(of["calls"].split(), int) for of in (row, other))
     pair = paired(right, rival)
     pieces = [
-        [of["texts"][i : i + DIGEST] for i in range(0, len(of["texts"]), DIGEST)] for of in (row, other)
+        [of["texts"][i : i + DIGEST] for i in range(0, len(of["texts"]), DIGEST)]
+        for of in (row, other)
     ]
     return {
         f"{name}_label": other["label"],

@@ -78,10 +78,14 @@ class Asked:
             return Problems(drawn, self.budget, exact_answers, self.temperature or 0.0, self.rows)
         symbols, own = Chains().text(), Chains().tokenizer()
         if model.tokenizer is None or model.tokenizer.encode(symbols) != own.encode(symbols):
-            raise ValueError("the model has other tokens than the chain: it was trained on another ground")
+            raise ValueError(
+                "the model has other tokens than the chain: it was trained on another ground"
+            )
         temperature = 1.0 if self.temperature is None else self.temperature
         judge = Lawful(Chains(), self.count, self.blocks, self.block, [self.seed, CHAIN_SEED])
-        return Problems(judge.prompts, judge.budget, judge.score, temperature, self.rows, judge.lawful)
+        return Problems(
+            judge.prompts, judge.budget, judge.score, temperature, self.rows, judge.lawful
+        )
 
 
 class Lawful:

@@ -66,7 +66,9 @@ class Options:
           ValueError: a file without any.
         """
         if self.prompts is not None:
-            lines = [line for line in self.prompts.read_text(encoding="utf-8-sig").split("\n") if line]
+            lines = [
+                line for line in self.prompts.read_text(encoding="utf-8-sig").split("\n") if line
+            ]
             if not lines:
                 raise ValueError(f"{self.prompts} holds no prompt")
             return lines[: self.count]
@@ -103,7 +105,9 @@ def measured(model: Model, prompts: Sequence[Sequence[int]], options: Options) -
         some = prompts[first : first + options.rows]
         filled = [*some, *[some[-1]] * (options.rows - len(some))]
         lengths = np.asarray([len(prompt) for prompt in filled])
-        tokens = np.stack([np.pad(prompt, (0, width - len(prompt))) for prompt in filled])  # of one program
+        tokens = np.stack(
+            [np.pad(prompt, (0, width - len(prompt))) for prompt in filled]
+        )  # of one program
         request = make_request(tokens, lengths, max_new_tokens=new, stop=spec.stop)
         decoded, steps = trace(decoder, params, request, n=(options.blocks + 1) * (block + 1))
         kept: defaultdict[int, int] = defaultdict(int)
@@ -151,7 +155,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     )
     print(f"{found['blocks']} blocks")
     for row in rows:
-        print(f"{row['reveals']:3d} reveals  hidden {row['hidden']:.3f}  logits {row['logits']:.3f}")
+        print(
+            f"{row['reveals']:3d} reveals  hidden {row['hidden']:.3f}  logits {row['logits']:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ def table1(shop: Shop) -> list[Line]:
     found = [shop.baseline()]
     for k in shop.options.steps_ahead:
         residual = HEAD if k == 2 else f"unroll-{k}"  # the default head was trained on two steps
-        found += [*shop.direct(k, None), *shop.direct(k, residual), *shop.direct(k, f"direct-{k}", "none")]
+        found += [
+            *shop.direct(k, None),
+            *shop.direct(k, residual),
+            *shop.direct(k, f"direct-{k}", "none"),
+        ]
     return found
 
 
@@ -111,7 +115,10 @@ def speculation(shop: Shop) -> list[Line]:
 def adaptive(shop: Shop) -> list[Line]:
     """Thresholds of backbone and head together, beside fixed K and plain thresholds."""
     most = max(shop.options.steps_ahead)
-    found = [shop.baseline(), *(shop.base("dynamic", threshold=tau) for tau in shop.options.thresholds)]
+    found = [
+        shop.baseline(),
+        *(shop.base("dynamic", threshold=tau) for tau in shop.options.thresholds),
+    ]
     for head in (None, HEAD):
         for tau in shop.options.thresholds:
             for own in (None, *shop.options.thresholds):
@@ -123,7 +130,10 @@ def adaptive(shop: Shop) -> list[Line]:
 STUDIES: dict[str, tuple[str, Study]] = {
     "table1": ("Residual against direct modelling (Table 1)", table1),
     "table2": ("Static decoding, direct and speculative (Table 2)", table2),
-    "table3": ("Dynamic decoding at several thresholds (Table 3)", lambda shop: dynamic(shop, (1, 2))),
+    "table3": (
+        "Dynamic decoding at several thresholds (Table 3)",
+        lambda shop: dynamic(shop, (1, 2)),
+    ),
     "depth": ("Layers of the head (Table 5, Figure 1)", depths),
     "initialisations": (
         "How the head's parameters begin",
@@ -175,7 +185,11 @@ def told(row: Row) -> str:
     if "zero_fewer_calls" in row:
         fewer = times(row["zero_fewer_calls"], row["zero_fewer_calls_interval"])
         zero = f"  against no head {100 * row['zero_difference']:+.1f} points, calls {fewer}"
-    same = f"  equal to its base {100 * row['base_equal_texts']:.1f}%" if "base_equal_texts" in row else ""
+    same = (
+        f"  equal to its base {100 * row['base_equal_texts']:.1f}%"
+        if "base_equal_texts" in row
+        else ""
+    )
     return (
         f"{row['label']:70s} {100 * row['exact'] / row['problems']:5.1f}%{blocks}  "
         f"{row['tokens_per_network_call']:.2f} tokens a call, {row['head_calls_per_token']:.2f} head calls a token"
@@ -202,7 +216,9 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
     without = ("right", "calls", "texts")
     table = [{k: v for k, v in row.items() if k not in without} for row in found]
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
-    write_record(options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes)
+    write_record(
+        options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes
+    )
     if_possible(draw, found, options.folder.parent / "figures" / f"{stem}.png")
     print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")
     for row in found:
@@ -218,11 +234,15 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         raise ValueError(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
     model = load(options.first)
     if model.family != "block_diffusion":
-        raise ValueError(f"{options.first} is of family {model.family}; these studies are of block diffusion")
+        raise ValueError(
+            f"{options.first} is of family {model.family}; these studies are of block diffusion"
+        )
     problems = options.asked.read(model)
     split = "" if options.asked.split == "test" else f"-{options.asked.split}"
     path = options.folder / f"rows-{options.asked.ground}{split}.json"
-    rows = Rows(path, problems, options.kept(), None if options.dtype == "stored" else options.dtype)
+    rows = Rows(
+        path, problems, options.kept(), None if options.dtype == "stored" else options.dtype
+    )
     shop = Shop(options, problems.temperature, model.network.block)
     for name in STUDIES if "all" in options.study else options.study:
         run(name, rows, shop)

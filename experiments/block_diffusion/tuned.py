@@ -115,13 +115,17 @@ def main(
 ) -> None:
     """Chooses, measures; writes, draws and prints the table."""
     if options.study:
-        raise ValueError(f"{options.study[0]} is a study: see python -m experiments.block_diffusion.study")
+        raise ValueError(
+            f"{options.study[0]} is a study: see python -m experiments.block_diffusion.study"
+        )
     before, model = tuning_of(options, choice), load(options.first)
     dtype = None if options.dtype == "stored" else options.dtype
     problems = options.asked.read(model)
     shop = Shop(options, problems.temperature, model.network.block)
     stem = f"rows-{options.asked.ground}"
-    tune = Rows(options.folder / f"{stem}-tuning.json", before.asked.read(model), before.kept(), dtype)
+    tune = Rows(
+        options.folder / f"{stem}-tuning.json", before.asked.read(model), before.kept(), dtype
+    )
     unseen = Rows(options.folder / f"{stem}.json", problems, options.kept(), dtype)
     groups = groups_of(shop, choice.head_thresholds)
     base, *tried = tune.of([shop.baseline(), *(line for _, lines in groups for line in lines)])

@@ -18,9 +18,9 @@ from experiments.common.pool import Pool, batch_of
 from experiments.tasks import word_problems
 from paradec_jax import Model, run
 from paradec_jax.data.problems import exact_answers
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.setting import Setting
 
 GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 
@@ -79,7 +79,9 @@ class Contest:
         result = compare(sources, problems, seed=seed, timed=0)
         return result.rows, result.exact
 
-    def choose(self, of: Mapping[str, Sequence[Any]], count: int, seed: int) -> dict[str, tuple[float, Any]]:
+    def choose(
+        self, of: Mapping[str, Sequence[Any]], count: int, seed: int
+    ) -> dict[str, tuple[float, Any]]:
         """Of each method the utility and the candidate that is best on tuning problems."""
         named = [(method, candidate) for method, found in of.items() for candidate in found]
         rows, _ = self.measure(named, "tune", count, seed)
@@ -119,7 +121,9 @@ class Contest:
         trials: list[tuple[float, Any]] = []
         cost = 0.0
         while cost < budget:
-            some = generator.choice(len(pool.problems), min(rows, len(pool.problems)), replace=False)
+            some = generator.choice(
+                len(pool.problems), min(rows, len(pool.problems)), replace=False
+            )
             candidate = draw(generator)
             request = batch_of(self.model, pool, seed, some)["request"]
             decoded = run(decoder, params, request, self.knobs_of(candidate))
@@ -131,10 +135,16 @@ class Contest:
             ]
             exact = exact_answers([pool.problems[i] for i in some], texts)
             calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
-            trials.append((utility(float(exact.mean()), calls / tokens, self.call_price), candidate))
+            trials.append(
+                (utility(float(exact.mean()), calls / tokens, self.call_price), candidate)
+            )
             cost += cost_of(decoded)
         best = sorted(trials, key=lambda trial: -trial[0])[:kept]
-        return {"trials": len(trials), "cost": cost, "candidates": [candidate for _, candidate in best]}
+        return {
+            "trials": len(trials),
+            "cost": cost,
+            "candidates": [candidate for _, candidate in best],
+        }
 
 
 def listed(tree: Any) -> Any:
@@ -182,7 +192,9 @@ def descend(
     found: list[Any] = []
     for i in track(range(updates), "learning"):
         some = np.random.default_rng([seed, i]).choice(len(pool.problems), rows, replace=False)
-        (value, parts), gradient = value_and_grad(theta, model.params, batch_of(model, pool, seed, some))
+        (value, parts), gradient = value_and_grad(
+            theta, model.params, batch_of(model, pool, seed, some)
+        )
         entry: dict[str, Any] = {"loss": float(value), "gradient": listed(gradient)}
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(entry)):
             raise SystemExit(f"update {i}: the loss or its gradient is not finite: {entry}")

@@ -38,7 +38,9 @@ def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
         begun = json.loads(path.read_text(encoding="utf-8"))
         differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
         if differs and not allow:
-            raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
+            raise SystemExit(
+                f"{folder} was begun with other {', '.join(differs)}: choose another folder"
+            )
         if differs:
             return
     folder.mkdir(parents=True, exist_ok=True)

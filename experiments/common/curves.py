@@ -42,7 +42,9 @@ def read(paths: Sequence[Path]) -> list[list[dict[str, Any]]]:
     return found
 
 
-def series(runs: Sequence[list[dict[str, Any]]], column: str) -> list[tuple[list[int], list[float]]]:
+def series(
+    runs: Sequence[list[dict[str, Any]]], column: str
+) -> list[tuple[list[int], list[float]]]:
     """Of each run (updates counted through all runs, values), where the column is there."""
     found, before = [], 0
     for lines in runs:

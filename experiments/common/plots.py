@@ -55,7 +55,12 @@ def draw_lines(lines: Lines, path: Path, *, x: str, y: str, log_x: bool = True) 
 
 
 def draw_panels(
-    panels: Mapping[str, Lines], path: Path, *, x: str, logarithmic: Sequence[str] = (), log_x: bool = True
+    panels: Mapping[str, Lines],
+    path: Path,
+    *,
+    x: str,
+    logarithmic: Sequence[str] = (),
+    log_x: bool = True,
 ) -> None:
     """Draws panels of named lines to a PNG, side by side over one x; those named `logarithmic` in powers of two."""
     with picture(path, (2 + 4.5 * len(panels), 3.8)) as figure:
@@ -63,7 +68,9 @@ def draw_panels(
         for panel, (y, lines) in zip(axes, panels.items(), strict=True):
             for color, (name, points) in enumerate(lines.items()):
                 at, middle = [point[0] for point in points], [point[1] for point in points]
-                errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
+                errors = list(
+                    zip(*(_distances(value, *ends) for _, value, ends in points), strict=True)
+                )
                 style = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{color % 10}"}
                 panel.errorbar(at, middle, yerr=errors, label=name, **style)
             if log_x:
@@ -80,7 +87,11 @@ def draw_panels(
 
 def _distances(value: float, low: float | None, high: float | None) -> tuple[float, float]:
     """From a value to both ends of its range; none where it has none."""
-    return (0.0, 0.0) if low is None or high is None else (max(value - low, 0.0), max(high - value, 0.0))
+    return (
+        (0.0, 0.0)
+        if low is None or high is None
+        else (max(value - low, 0.0), max(high - value, 0.0))
+    )
 
 
 def _share(row: Row) -> float:
@@ -119,13 +130,17 @@ def _compared(study: Study, rows: Sequence[Row]) -> list[Row]:
     """The rows that have the choices of both axes; what is not set has no place on an axis of numbers."""
     wanted = {*_names(study.x), *_names(study.lines)}
     found = [row for row in rows[1:] if wanted <= row["settings"].keys()]
-    return [row for row in found if isinstance(study.x, tuple) or row["settings"][study.x] is not None]
+    return [
+        row for row in found if isinstance(study.x, tuple) or row["settings"][study.x] is not None
+    ]
 
 
 def _choice(row: Row, names: str | tuple[str, ...] | None) -> Any:
     """A row's value of one choice, or its values of several."""
     return (
-        tuple(row["settings"][name] for name in names) if isinstance(names, tuple) else row["settings"][names]
+        tuple(row["settings"][name] for name in names)
+        if isinstance(names, tuple)
+        else row["settings"][names]
     )
 
 
@@ -151,10 +166,14 @@ def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
         label = f"{_name(study.lines)} {value}"
         style = {"color": f"C{line}", "marker": "o", "markersize": 4, "label": label}
         for panel, field in zip(panels, fields, strict=True):
-            errors = {"exact": _errors, "speedup": _speed_errors}.get(field, lambda rows: None)(group)
+            errors = {"exact": _errors, "speedup": _speed_errors}.get(field, lambda rows: None)(
+                group
+            )
             panel.errorbar(x, values_of(field, group), yerr=errors, capsize=2, **style)
     for panel, (field, label) in zip(panels, fields.items(), strict=True):
-        panel.axhline(*values_of(field, rows[:1]), color="0.5", linestyle="--", linewidth=1, label="static")
+        panel.axhline(
+            *values_of(field, rows[:1]), color="0.5", linestyle="--", linewidth=1, label="static"
+        )
         panel.set_xlabel(_name(study.x))
         panel.set_ylabel(label)
         values = sorted({row["settings"][study.x] for row in _compared(study, rows)})
@@ -176,7 +195,9 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     middle = (min(map(min, shares)) + max(map(max, shares))) / 2
     for i, line in enumerate(shares):
         for j, share in enumerate(line):
-            heat.text(j, i, f"{share:.1f}", ha="center", va="center", color="w" if share < middle else "k")
+            heat.text(
+                j, i, f"{share:.1f}", ha="center", va="center", color="w" if share < middle else "k"
+            )
     heat.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
     heat.set_yticks(range(len(groups)), [str(value) for value in groups])
     heat.set_xlabel(_name(study.x))
@@ -187,7 +208,9 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
         front.plot(speeds, [_share(row) for row in group], "o-", color=f"C{color}", label=label)
         for speed, row in zip(speeds, group, strict=True):
             text = f"{row['settings'][study.x]:g}"
-            front.annotate(text, (speed, _share(row)), textcoords="offset points", xytext=(4, 4), fontsize=7)
+            front.annotate(
+                text, (speed, _share(row)), textcoords="offset points", xytext=(4, 4), fontsize=7
+            )
     front.set_xlabel(SPEED if rows[0].get("speedup") else "tokens / recurrence")
     front.set_ylabel("exact answers (%)")
     front.legend(fontsize=8)
@@ -199,9 +222,14 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     xs = list(dict.fromkeys(_choice(row, study.x) for row in _compared(study, rows)))
     figure.set_size_inches(2.5 + 0.75 * len(xs), 1.8 + 0.4 * len(groups))
     panel = figure.subplots()
-    found = {(value, _choice(row, study.x)): row for value, group in groups.items() for row in group}
+    found = {
+        (value, _choice(row, study.x)): row for value, group in groups.items() for row in group
+    }
     values = [
-        [found[value, x]["tokens_per_network_call"] if (value, x) in found else float("nan") for x in xs]
+        [
+            found[value, x]["tokens_per_network_call"] if (value, x) in found else float("nan")
+            for x in xs
+        ]
         for value in groups
     ]
     known = [value for line in values for value in line if value == value]
@@ -228,10 +256,14 @@ def _bars(figure: Any, rows: Sequence[Row]) -> None:
     figure.set_size_inches((6, 9, 12)[len(fields)], 1.2 + 0.28 * len(rows))
     left, *others = figure.subplots(1, 1 + len(fields), sharey=True, squeeze=False)[0]
     at = range(len(rows))
-    left.errorbar([_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2)
+    left.errorbar(
+        [_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2
+    )
     for panel, (field, label) in zip(others, fields.items(), strict=True):
         errors = _speed_errors(rows) if field == "speedup" else None
-        panel.barh(at, [row[field] for row in rows], height=0.6, xerr=errors, ecolor="0.3", capsize=2)
+        panel.barh(
+            at, [row[field] for row in rows], height=0.6, xerr=errors, ecolor="0.3", capsize=2
+        )
         panel.set_xlabel(label)
     left.set_yticks(at, [row["label"] for row in rows], fontsize=8)
     left.invert_yaxis()
@@ -249,4 +281,6 @@ def _names(choice: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _told(value: Any) -> str:
     """A value of a choice, or values of several, as text."""
     values = value if isinstance(value, tuple) else (value,)
-    return ", ".join("-" if x is None else f"{x:g}" if isinstance(x, float) else f"{x}" for x in values)
+    return ", ".join(
+        "-" if x is None else f"{x:g}" if isinstance(x, float) else f"{x}" for x in values
+    )

@@ -54,6 +54,12 @@ def batch_of(model: Model, pool: Pool, seed: int, rows: np.ndarray) -> dict[str,
         pool.lengths[rows],
         max_new_tokens=pool.budget,
         stop=model.token_spec.stop,
-        keys=keys_of(seed_words(seed), rows.astype(np.int32)),  # a problem's own, whatever batch it is in
+        keys=keys_of(
+            seed_words(seed), rows.astype(np.int32)
+        ),  # a problem's own, whatever batch it is in
     )
-    return {"request": request, "texts": jnp.asarray(pool.texts[rows]), "ends": jnp.asarray(pool.ends[rows])}
+    return {
+        "request": request,
+        "texts": jnp.asarray(pool.texts[rows]),
+        "ends": jnp.asarray(pool.ends[rows]),
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from experiments.common.command import claim
-from paradec_jax.recipes.folder import wait_for_all
+from paradec_jax.objectives.folder import wait_for_all
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.processes import VARIABLES, all_or_none
 

@@ -29,5 +29,7 @@ def times(value: float, interval: Sequence[float | None] | None = None) -> str:
         return f"{value:.2f}x"
     finite = [end for end in interval if end is not None and math.isfinite(end)]
     return (
-        f"{value:.2f}x [{finite[0]:.2f}, {finite[1]:.2f}]" if len(finite) == 2 else f"{value:.2f}x, no range"
+        f"{value:.2f}x [{finite[0]:.2f}, {finite[1]:.2f}]"
+        if len(finite) == 2
+        else f"{value:.2f}x, no range"
     )

@@ -12,7 +12,10 @@ from paradec_jax import facts
 from paradec_jax.io import atomic_write_text
 
 KEPT = ("device", "versions", "commit", "environment")  # facts that parts of one result must share
-VARYING = ("memory_bytes", "device_memory_bytes")  # but for these, which differ between runs on one device
+VARYING = (
+    "memory_bytes",
+    "device_memory_bytes",
+)  # but for these, which differ between runs on one device
 PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
 
 
@@ -59,10 +62,14 @@ def rows_begun(path: Path, options: Any) -> Any:
         table = json.loads(path.read_text(encoding="utf-8"))
         before, rows = dict(table["options"]), table["rows"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no file of rows ({error}): name another file or folder") from None
+        raise ValueError(
+            f"{path} is no file of rows ({error}): name another file or folder"
+        ) from None
     now = json.loads(json.dumps(_told_options(options)))
     if differing := [name for name in now if before.get(name) != now.get(name)]:
-        raise ValueError(f"{path} was made with other {', '.join(differing)}: name another file or folder")
+        raise ValueError(
+            f"{path} was made with other {', '.join(differing)}: name another file or folder"
+        )
     return rows
 
 

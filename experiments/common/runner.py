@@ -21,9 +21,9 @@ from experiments.common.study import Depth, Study
 from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
 from paradec_jax.data.problems import Problem, exact_answers
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.setting import Setting
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -76,7 +76,10 @@ class Options:
 
     def kept(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one table."""
-        kept = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
+        kept = dataclasses.asdict(self) | {
+            "model": self.name,
+            "model_sha256": store.fingerprint(self.model),
+        }
         for name in ("study", "folder", "rows"):
             del kept[name]
         return kept | {"steps": list(self.steps)}
@@ -97,7 +100,9 @@ def main(studies: Mapping[str, Study], options: Options) -> None:
     model = load(options.model)
     names = tuple(studies) if "all" in options.study else options.study
     if unsuited := [name for name in names if studies[name].family != model.family]:
-        raise SystemExit(f"{', '.join(unsuited)} does not suit {options.model} of family {model.family}")
+        raise SystemExit(
+            f"{', '.join(unsuited)} does not suit {options.model} of family {model.family}"
+        )
     problems = draw(options)
     for name in names:
         run(studies[name], name, model, problems, options)
@@ -121,11 +126,15 @@ def draw(options: Options) -> Problems:
         # " =", a name for each query, and the stop token.
         budget = options.budget or 2 + len(items[0].distance)
         return Problems([item.prompt for item in items], budget, exact_lists(items))
-    drawn = word_problems(options.problems, seed=options.seed, steps=options.steps, split=options.split)
+    drawn = word_problems(
+        options.problems, seed=options.seed, steps=options.steps, split=options.split
+    )
     return Problems(drawn, options.budget, exact_answers)
 
 
-def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
+def run(
+    study: Study, name: str, model: Any, problems: Problems, options: Options
+) -> list[dict[str, Any]]:
     """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
     parts = [name, options.name, *([] if options.split == "test" else [options.split])]
     stem = "-".join(parts).replace("/", "-")
@@ -137,9 +146,13 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
     recurrence = model.network.recurrence if study.family == "recurrent_depth" else 1
     settings = study.settings(Depth(recurrence, options.needed))
     baseline = next(setting for setting in settings if setting.baseline)
-    missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
+    missing = [
+        setting for setting in settings if _key(setting) not in rows and not setting.baseline
+    ]
     if missing and rows and options.timed and (other := _other_machine(path)):
-        raise SystemExit(f"{path} was timed under other conditions: {other}; move it away to begin anew")
+        raise SystemExit(
+            f"{path} was timed under other conditions: {other}; move it away to begin anew"
+        )
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as bar:
@@ -153,7 +166,9 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
     if options.split == "test":
-        plots.if_possible(plots.draw, study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+        plots.if_possible(
+            plots.draw, study, ordered, options.folder.parent / "figures" / f"{stem}.png"
+        )
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 
@@ -188,7 +203,8 @@ def _decode(
     )
     keys = [_key(setting) for setting in settings]
     return {
-        key: row | {"label": key, "facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
+        key: row | {"label": key, "facts": found.facts}
+        for key, row in zip(keys, found.rows, strict=True)
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.recipes.hooks import Limit
+from paradec_jax.objectives.hooks import Limit
 from paradec_jax.train import Checkpoint, Evaluate, Hook, Log, Preempt, TrainState
 
 

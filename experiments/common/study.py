@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from paradec_jax.decode import AutoRegressive, Static
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 
 
 @dataclasses.dataclass(frozen=True)

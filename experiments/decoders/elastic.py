@@ -149,7 +149,11 @@ class ElasticDenoising(RuledDecoder):
             tokens, positions = window(state.rows.tokens, at, width), at[:, None] + offset
             out = network.forward(params, tokens, positions, Prefix(state.cache, at), mask)
             wide = width > longest
-            kv = network.pick(out.kv, jnp.zeros_like(at), longest) if wide else network.widen(out.kv, longest)
+            kv = (
+                network.pick(out.kv, jnp.zeros_like(at), longest)
+                if wide
+                else network.widen(out.kv, longest)
+            )
             return pad_slots(out.hidden, 2 * longest), kv, out.counts
 
         widths = (*self.choices, 2 * longest)
@@ -175,7 +179,10 @@ class ElasticDenoising(RuledDecoder):
         self, params: Any, state: ElasticCanvas, call: BlockRead, knobs: ElasticKnobs
     ) -> tuple[ElasticCanvas, ElasticDenoised]:
         """What follows a call: the block's length, the rule's choice, the store, the reveal."""
-        logits, offset = self.network.logits(params, state.aligned(call.hidden)), jnp.arange(self.block)
+        logits, offset = (
+            self.network.logits(params, state.aligned(call.hidden)),
+            jnp.arange(self.block),
+        )
         masked = state.masked(call.reads) & (offset < state.span[:, None])
         # The length is chosen in a block's first step.
         entropies = score.entropy(self.shaped(logits, knobs))
@@ -184,7 +191,9 @@ class ElasticDenoising(RuledDecoder):
         )
         span = jnp.where((state.step == 0) & call.reads, chosen, state.span)
         masked &= offset < span[:, None]
-        choice = self.choose(logits, masked, state.cached, state.step, state.rows, knobs, block=span)
+        choice = self.choose(
+            logits, masked, state.cached, state.step, state.rows, knobs, block=span
+        )
         info = ElasticDenoised(**vars(Denoised.of(state, call, choice)), span=span)
         state = dataclasses.replace(state.store(self.network, call, choice.tokens), span=span)
         return state.with_choice(choice), info
@@ -194,7 +203,9 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
     """Refuses lengths whose blocks would not lie within one another. Raises ValueError."""
     fits = all(b > a and b % a == 0 for a, b in itertools.pairwise(lengths))
     if not lengths or min(lengths) < 1 or not fits:
-        raise ValueError(f"lengths must be at least 1, each a multiple of the one before, not {lengths}")
+        raise ValueError(
+            f"lengths must be at least 1, each a multiple of the one before, not {lengths}"
+        )
 
 
 def longest_at(start: Int[Array, "B"], lengths: tuple[int, ...]) -> Int[Array, "B"]:
@@ -227,7 +238,9 @@ def choose_length(
         within = masked & (jnp.arange(masked.shape[1]) < length)
         holds = jnp.any(within, axis=1) & (length <= most) & (start % length == 0)
         longer = masked & (jnp.arange(masked.shape[1]) < chosen[:, None])
-        mean = jnp.sum(jnp.where(longer, entropies, 0.0), axis=1) / jnp.maximum(jnp.sum(longer, axis=1), 1)
+        mean = jnp.sum(jnp.where(longer, entropies, 0.0), axis=1) / jnp.maximum(
+            jnp.sum(longer, axis=1), 1
+        )
         uncertain = mean > (jnp.inf if bound is None else bound)
         chosen = jnp.where(holds & uncertain & (length < chosen), length, chosen)
     return chosen

@@ -28,7 +28,9 @@ class SameToken(RecurrentDepthNetwork):
 
 def same_token(network: RecurrentDepthNetwork) -> SameToken:
     """The same network, predicting one token everywhere."""
-    return SameToken(**{field.name: getattr(network, field.name) for field in dataclasses.fields(network)})
+    return SameToken(
+        **{field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
+    )
 
 
 def paced_wavefront(
@@ -46,4 +48,6 @@ def paced_wavefront(
         greedy=True,
         **options,
     )
-    return wave, wave.Knobs(exit_threshold=0.0, momentum=0.0, max_recurrence=steps * inner_recurrence)
+    return wave, wave.Knobs(
+        exit_threshold=0.0, momentum=0.0, max_recurrence=steps * inner_recurrence
+    )

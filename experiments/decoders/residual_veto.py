@@ -110,7 +110,9 @@ def judged(
     sure = choice.where & (choice.scores > threshold_at(step, knobs))
     if judge == "confidence":  # of those that were not above tau before, none falls
         asked &= jnp.any(sure, axis=1)
-        state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, state.cached))
+        state = dataclasses.replace(
+            state, rows=rows.write(choice.tokens, choice.where, state.cached)
+        )
     residual, state = ask_head(decoder, params, state, call.hidden, asked, call=call)
     state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
     corrected = network.logits(params["network"], state.aligned(call.hidden + residual))
@@ -121,7 +123,10 @@ def judged(
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
         gate = jnp.abs(moved)
-        stays, best = choice.where & (gate <= (DELTA if knobs.delta is None else knobs.delta)), -gate
+        stays, best = (
+            choice.where & (gate <= (DELTA if knobs.delta is None else knobs.delta)),
+            -gate,
+        )
     one = select.top(best, choice.where, 1) & ~jnp.any(stays, axis=1, keepdims=True)
     where = jnp.where(asked[:, None], stays | one, choice.where)
     new = {"where": where, "proposed": choice.where, "gate": gate, "asked": asked}

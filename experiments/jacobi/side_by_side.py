@@ -18,10 +18,10 @@ from experiments.common.record import write_record
 from experiments.jacobi.study import compared
 from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, load
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.intervals import paired
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import names_of
 
 
@@ -59,7 +59,9 @@ class Options:
 def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each model and decoder, and the dtypes of the models' parameters."""
     if len(set(options.models)) < len(options.models) or not options.models:
-        raise ValueError(f"models must be at least one, each of them once, not {list(options.models)}")
+        raise ValueError(
+            f"models must be at least one, each of them once, not {list(options.models)}"
+        )
     problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
     settings = [Setting("autoregressive", AutoRegressive(), baseline=True)]
     if options.calls:
@@ -67,7 +69,9 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
     loaded = [load(name) for name in options.models]
     for name, model in zip(options.models, loaded, strict=True):
         if model.family != "causal":
-            raise ValueError(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
+            raise ValueError(
+                f"{name} is of family {model.family}; Jacobi decoding needs a causal model"
+            )
     rows, dtypes, first = [], [], None
     for name, model in zip(names_of(options.models), loaded, strict=True):
         found = compare(
@@ -107,7 +111,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows, dtypes = evaluate(options)
     for row in rows:
         low, high = (100 * end for end in row["difference_interval"])
-        speed = f"  speed-up {times(row['speedup'], row['speedup_interval'])}" if "speedup" in row else ""
+        speed = (
+            f"  speed-up {times(row['speedup'], row['speedup_interval'])}"
+            if "speedup" in row
+            else ""
+        )
         print(
             f"{row['model']:24s} {row['label']:42s} exact {row['exact']:4d}/{row['problems']}  "
             f"{100 * row['difference']:+5.1f} points ({low:+.1f} to {high:+.1f})  "

@@ -11,13 +11,15 @@ from pathlib import Path
 from experiments.common.runner import command
 from experiments.common.study import Study
 from paradec_jax.decode import Jacobi, Lookahead, PromptLookup
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 
 BLOCKS = (8, 16, 32)
 SPAWNS = (0.0, 0.5, 0.85)
 
 
-def jacobi(block: int, *, running: bool = False, pool: int = 0, candidates: int | None = None) -> Setting:
+def jacobi(
+    block: int, *, running: bool = False, pool: int = 0, candidates: int | None = None
+) -> Setting:
     """Jacobi decoding of one window."""
     return Setting("jacobi", Jacobi(block=block, running=running, pool=pool, candidates=candidates))
 
@@ -35,7 +37,9 @@ def table() -> list[Setting]:
     return [
         *(jacobi(n) for n in (16, 32, 64)),
         *(jacobi(n, pool=4) for n in (16, 32)),
-        *(multiblock(n, 2, 0.85, pool=4) for n in (16, 32)),  # the released settings but for the block size
+        *(
+            multiblock(n, 2, 0.85, pool=4) for n in (16, 32)
+        ),  # the released settings but for the block size
         *(multiblock(n, 2, 0.0, candidates=4) for n in (16, 32)),
         *(jacobi(n, running=True) for n in (8, 16, 32)),
         *(jacobi(16, running=True, candidates=count) for count in (2, 4)),

@@ -79,7 +79,9 @@ def watch(
         for process, child in enumerate(children):
             if failed is None and child.poll():
                 failed, until = process, time.monotonic() + patience_s
-                say(f"process {process} of {len(children)} {ended(child.returncode)}: the others are ended")
+                say(
+                    f"process {process} of {len(children)} {ended(child.returncode)}: the others are ended"
+                )
         if failed is None and time.monotonic() > asked.at + grace_s:
             late = [process for process, child in enumerate(children) if child.poll() is None]
             if not late:
@@ -140,7 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, help="simulated devices of each, on the CPU")
     parser.add_argument("--port", type=int, help="of the coordinator; a free one if left out")
     parser.add_argument(
-        "--patience", type=float, default=5.0, help="seconds for the others to end when one has failed"
+        "--patience",
+        type=float,
+        default=5.0,
+        help="seconds for the others to end when one has failed",
     )
     parser.add_argument(
         "--grace",
@@ -148,17 +153,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=600.0,
         help="seconds for all to save and end after a signal was handed on, before they are killed",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --, what each process runs")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="after --, what each process runs"
+    )
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.processes < 1 or (options.devices is not None and options.devices < 1) or not command:
+    if (
+        options.processes < 1
+        or (options.devices is not None and options.devices < 1)
+        or not command
+    ):
         parser.error("need at least one process, one device, and a command after --")
     port = free_port() if options.port is None else options.port
     children: list[subprocess.Popen[bytes]] = []
     try:
         with handing_on(children) as asked:
             for told in environments(options.processes, options.devices, port):
-                children.append(subprocess.Popen(command, env=os.environ | told, start_new_session=True))
+                children.append(
+                    subprocess.Popen(command, env=os.environ | told, start_new_session=True)
+                )
             return watch(children, options.patience, asked, options.grace)
     finally:
         for child in children:

@@ -102,11 +102,19 @@ def has_network_namespace() -> bool:
         return False
 
 
-def _run(command: list[str], folder: Path, report: Path, errors: Path, seconds: float) -> int | None:
+def _run(
+    command: list[str], folder: Path, report: Path, errors: Path, seconds: float
+) -> int | None:
     """Exit status of a command, None where the clock ended it; its whole process group is killed at the end."""
     with report.open("wb") as out, errors.open("wb") as err:
         process = Popen(
-            command, cwd=folder, env={}, stdin=DEVNULL, stdout=out, stderr=err, start_new_session=True
+            command,
+            cwd=folder,
+            env={},
+            stdin=DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         try:
             return process.wait(seconds)

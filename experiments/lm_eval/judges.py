@@ -5,7 +5,10 @@ from typing import Any
 
 from experiments.lm_eval.execution import execute
 
-EXAMPLES, TASKS = (2, 3, 4), range(11, 511)  # of MBPP: solved ones of the prompt, and those that are asked
+EXAMPLES, TASKS = (
+    (2, 3, 4),
+    range(11, 511),
+)  # of MBPP: solved ones of the prompt, and those that are asked
 SHOWN = 3  # asserts in a prompt; tasks of the sanitized file may have more
 PROMPT = (
     "You are an expert Python programmer, and here is your task: {task} "
@@ -32,7 +35,9 @@ def mbpp_docs(rows: Any) -> Any:
       rows: a dataset of mbpp.jsonl ("text", "test_setup_code") or sanitized-mbpp.json ("prompt", "test_imports").
     """
     solved = {row["task_id"]: row for row in rows if row["task_id"] in EXAMPLES}
-    before = "".join(f"{_asked(solved[i])}{_lines(solved[i]['code'])}\n[DONE]\n\n" for i in EXAMPLES)
+    before = "".join(
+        f"{_asked(solved[i])}{_lines(solved[i]['code'])}\n[DONE]\n\n" for i in EXAMPLES
+    )
 
     def item(row: Doc) -> dict[str, str]:
         setup = [row["test_setup_code"]] if "test_setup_code" in row else list(row["test_imports"])
@@ -51,7 +56,9 @@ def math500(doc: Doc, results: Sequence[str]) -> dict[str, float]:
     from lm_eval.tasks.hendrycks_math.utils import is_equiv, last_boxed_only_string, remove_boxed
 
     boxed = last_boxed_only_string(results[0])
-    return {"exact_match": float(boxed is not None and is_equiv(remove_boxed(boxed), doc["answer"]))}
+    return {
+        "exact_match": float(boxed is not None and is_equiv(remove_boxed(boxed), doc["answer"]))
+    }
 
 
 def _asked(row: Doc) -> str:

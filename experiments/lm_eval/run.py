@@ -58,7 +58,9 @@ class Options:
             if path is not None and not path.is_file():
                 raise ValueError(f"there is no file {path}")
         if self.shots and self.examples is None:
-            raise ValueError(f"--shots {self.shots} needs a file of solved examples: --examples FILE")
+            raise ValueError(
+                f"--shots {self.shots} needs a file of solved examples: --examples FILE"
+            )
 
 
 def task_of(name: str, file: Path, shots: int = 0, examples: Path | None = None) -> dict[str, Any]:

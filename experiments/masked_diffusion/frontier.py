@@ -35,7 +35,11 @@ CLOSED = 0.4  # share of the teacher's gap
 
 def log_perplexity(row: Row, group: int | None) -> float:
     """Of a row, without a group of its samples."""
-    return math.log(row["judge_perplexity"]) if group is None else row["left_out"]["log_perplexity"][group]
+    return (
+        math.log(row["judge_perplexity"])
+        if group is None
+        else row["left_out"]["log_perplexity"][group]
+    )
 
 
 def fourgram_entropy(row: Row, group: int | None) -> float:
@@ -82,7 +86,11 @@ def compared(row: Row, curve: Sequence[Row]) -> dict[str, Any]:
         "fourgram_entropy": row["fourgram_entropy"],
     }
     if not spans(curve, row):
-        return told | {"perplexity_at_equal_entropy": None, "ratio": None, "ratio_interval": [None, None]}
+        return told | {
+            "perplexity_at_equal_entropy": None,
+            "ratio": None,
+            "ratio_interval": [None, None],
+        }
 
     def ratio(group: int | None) -> float:
         other = at_entropy(curve, fourgram_entropy(row, group), group)
@@ -107,16 +115,36 @@ def bars(teacher: Mapping[int, Row], student: Mapping[int, Row]) -> list[dict[st
     def add(name: str, steps: int, wanted: str, rows: Sequence[Row], value: Value) -> None:
         number, interval = with_interval(value, rows)
         told = {"bar": name, "steps": steps, "wanted": wanted}
-        found.append(told | {"value": number if math.isfinite(number) else None, "interval": interval})
+        found.append(
+            told | {"value": number if math.isfinite(number) else None, "interval": interval}
+        )
 
     for steps in (16, 8):
         if steps in student and 64 in teacher:
             pair = [student[steps], teacher[64]]
-            add("perplexity over the teacher's at 64", steps, f"at most {MOST}", pair, _perplexities(*pair))
-            add("entropy over the teacher's at 64", steps, f"at least {KEPT}", pair, _entropies(*pair))
+            add(
+                "perplexity over the teacher's at 64",
+                steps,
+                f"at most {MOST}",
+                pair,
+                _perplexities(*pair),
+            )
+            add(
+                "entropy over the teacher's at 64",
+                steps,
+                f"at least {KEPT}",
+                pair,
+                _entropies(*pair),
+            )
     if 8 in student and {8, 64} <= teacher.keys():
         rows = [student[8], teacher[64], teacher[8]]
-        add("share of the teacher's gap that is closed", 8, f"at least {CLOSED}", rows, _closed(*rows))
+        add(
+            "share of the teacher's gap that is closed",
+            8,
+            f"at least {CLOSED}",
+            rows,
+            _closed(*rows),
+        )
     return found
 
 
@@ -144,4 +172,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         point = row["fourgram_entropy"], row["judge_perplexity"], interval
         lines.setdefault(row["line"], []).append(point)
     ordered: Lines = {name: lines[name] for name in dict.fromkeys(row["line"] for row in rows)}
-    draw_lines(ordered, path, x="4-gram entropy (nats)", y="perplexity under the judge", log_x=False)
+    draw_lines(
+        ordered, path, x="4-gram entropy (nats)", y="perplexity under the judge", log_x=False
+    )

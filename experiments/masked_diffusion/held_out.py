@@ -46,15 +46,21 @@ class HeldOut:
     def costs(self, model: Model, params: Any, ids: np.ndarray) -> list[Bound]:
         """Nats of each window: an upper bound for a denoiser, what it costs for a causal model."""
         most = len(ids) // self.length
-        rows = windows(ids, self.length, None if self.count is None else min(self.count, most)).tolist()
+        rows = windows(
+            ids, self.length, None if self.count is None else min(self.count, most)
+        ).tolist()
         spec = model.token_spec
         if spec.mask is not None:
             spans = [Span(tuple(row)) for row in rows]
-            return bounds(model.network, params, spans, spec.mask, draws=self.draws, batch=32, seed=self.seed)
+            return bounds(
+                model.network, params, spans, spec.mask, draws=self.draws, batch=32, seed=self.seed
+            )
         assert spec.bos is not None
         wanted = [Span((spec.bos, *row), 1) for row in rows]
         found = log_likelihoods(model.network, params, wanted, batch=32)
-        return [Bound(-float(scores.sum(dtype=np.float64)), 0.0, len(scores)) for scores, _ in found]
+        return [
+            Bound(-float(scores.sum(dtype=np.float64)), 0.0, len(scores)) for scores, _ in found
+        ]
 
     def per_token(self, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
         """Nats a token, and their standard error over windows."""

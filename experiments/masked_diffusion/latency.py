@@ -29,9 +29,14 @@ from experiments.common.plots import draw_lines
 from experiments.common.record import write_record
 from experiments.systems.report import rates
 from paradec_jax import AutoRegressive, Masked, facts, make_request
-from paradec_jax.config import MASKED_DIFFUSION_PRESETS, CausalConfig, MaskedDiffusionConfig, TokenSpec
+from paradec_jax.config import (
+    MASKED_DIFFUSION_PRESETS,
+    CausalConfig,
+    MaskedDiffusionConfig,
+    TokenSpec,
+)
+from paradec_jax.evaluate.timing import Case, measure
 from paradec_jax.families import init_params, network_of
-from paradec_jax.timing import Case, measure
 
 Row = dict[str, Any]
 ONE_BY_ONE = "autoregressive"
@@ -78,7 +83,11 @@ def denoiser_of(options: Options) -> MaskedDiffusionConfig:
         raise ValueError(
             f"preset must be one of {', '.join(MASKED_DIFFUSION_PRESETS)}, not {options.preset!r}"
         )
-    if not options.steps or not options.batches or min(*options.steps, *options.batches, options.passes) < 1:
+    if (
+        not options.steps
+        or not options.batches
+        or min(*options.steps, *options.batches, options.passes) < 1
+    ):
         raise ValueError("steps, batches and passes must be at least 1, and there must be some")
     config = MASKED_DIFFUSION_PRESETS[options.preset]
     length = config.max_length if options.length is None else options.length
@@ -87,7 +96,9 @@ def denoiser_of(options: Options) -> MaskedDiffusionConfig:
             f"length must be from 3 to the {config.max_length} of {options.preset}, not {length}"
         )
     if min(*(options.rates or (1.0,)), *options.shares) <= 0:
-        raise ValueError(f"rates and shares must be above 0, not {options.rates} and {options.shares}")
+        raise ValueError(
+            f"rates and shares must be above 0, not {options.rates} and {options.shares}"
+        )
     kinds: dict[str, Any] = (
         {} if options.dtype == "preset" else {"dtype": options.dtype, "param_dtype": options.dtype}
     )
@@ -122,7 +133,10 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
     for shape, decoders in sides:
         network, params = network_of(shape), init_params(shape, jax.random.key(options.seed))
         prepared, length = network.prepare(params), config.max_length
-        cases = [Case(decoder.bind(network, length), prepared, knobs) for _, _, decoder, knobs in decoders]
+        cases = [
+            Case(decoder.bind(network, length), prepared, knobs)
+            for _, _, decoder, knobs in decoders
+        ]
         for batch in options.batches:
             prompts = np.ones((batch, 1), np.int32)
             request = make_request(prompts, max_new_tokens=length - 1, seed=options.seed)
@@ -143,7 +157,8 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
                         "network_calls": calls,
                         "seconds": speed.seconds,
                         "passes": list(speed.passes),
-                        "limit_seconds": a_row * max(work.bytes / limits.read, work.flops / limits.flops),
+                        "limit_seconds": a_row
+                        * max(work.bytes / limits.read, work.flops / limits.flops),
                         "dtypes": facts.dtypes(params),
                     }
                 )
@@ -153,7 +168,9 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
 def predicted(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
     """Rows of both sides at every batch by formula: the slower of reading and multiplying, at shares of the rates."""
     assert options.rates is not None
-    read, multiplied = (rate * share for rate, share in zip(options.rates, options.shares, strict=True))
+    read, multiplied = (
+        rate * share for rate, share in zip(options.rates, options.shares, strict=True)
+    )
     length, rival, denoiser = config.max_length, network_of(rival_of(config)), network_of(config)
 
     def seconds(work: Any) -> float:
@@ -206,7 +223,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     crossed = crossovers(rows)
     for row in rows:
         told = "" if row["steps"] is None else f"{row['steps']} steps"
-        limits = f"  {row['speedup_at_limits']:6.2f}x at the limits" if "speedup_at_limits" in row else ""
+        limits = (
+            f"  {row['speedup_at_limits']:6.2f}x at the limits"
+            if "speedup_at_limits" in row
+            else ""
+        )
         print(
             f"{row['decoder']:15s} {told:10s} batch {row['batch']:3d}  {row['seconds']:9.4f} s  "
             f"{row['speedup']:6.2f}x{limits}"

@@ -42,7 +42,11 @@ class Chain(MarkovLaw):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.weights) < 2 or min(self.weights) <= 0 or not math.isclose(sum(self.weights), 1):
+        if (
+            len(self.weights) < 2
+            or min(self.weights) <= 0
+            or not math.isclose(sum(self.weights), 1)
+        ):
             raise ValueError(
                 f"weights must be at least two numbers above 0 that sum to 1, not {self.weights}"
             )
@@ -110,7 +114,9 @@ class ChainDenoiser:
         if mask is not None:
             shown &= jnp.broadcast_to(mask, (batch, width, width))[:, 0]
         at = jnp.arange(width)
-        left = lax.cummax(jnp.where(shown, at, -1), axis=1)  # nearest shown positions, one's own included
+        left = lax.cummax(
+            jnp.where(shown, at, -1), axis=1
+        )  # nearest shown positions, one's own included
         right = lax.cummin(jnp.where(shown, at, width), axis=1, reverse=True)
         powers = jnp.asarray(self.chain.powers, jnp.float32)
 
@@ -119,7 +125,9 @@ class ChainDenoiser:
             return jnp.minimum(found, symbols - 1)
 
         before = powers[jnp.where(left < 0, 0, at - left), symbol(left)]
-        before = jnp.where(left[..., None] < 0, jnp.asarray(self.chain.stationary, jnp.float32), before)
+        before = jnp.where(
+            left[..., None] < 0, jnp.asarray(self.chain.stationary, jnp.float32), before
+        )
         after = jnp.swapaxes(powers, 1, 2)[jnp.where(right >= width, 0, right - at), symbol(right)]
         posterior = before * jnp.where(right[..., None] >= width, 1.0, after)
         posterior /= jnp.sum(posterior, axis=-1, keepdims=True)

@@ -43,7 +43,7 @@ from paradec_jax.decode.rules import partition
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.intervals import Z95
 from paradec_jax.evaluate.likelihood import Span
-from paradec_jax.recipes.sdtt import Sdtt
+from paradec_jax.objectives.sdtt import Sdtt
 
 PERFECT, TEACHER = "perfect", "teacher"
 AT_A_TIME = 500  # samples that are drawn together
@@ -166,7 +166,10 @@ def sampled(
     length, count = chain.length, min(AT_A_TIME, options.samples)
     spec = TokenSpec(mask=chain.symbols, alignment="own")
     decoder = Masked().bind(writer.network, length, spec)
-    params, knobs = decoder.prepare(writer.params), decoder.Knobs(steps=steps, temperature=temperature)
+    params, knobs = (
+        decoder.prepare(writer.params),
+        decoder.Knobs(steps=steps, temperature=temperature),
+    )
     found = []
     for start in range(0, options.samples, count):
         keys = keys_of(seed_words(options.seed), np.arange(start, start + count, dtype=np.int32))
@@ -189,7 +192,9 @@ def _of_keys(keys: Any, length: int, steps: Any) -> Any:
 _groups = jax.jit(_of_keys, static_argnums=1)
 
 
-def measure(writer: Writer, chain: Chain, steps: int, temperature: float, options: Options) -> Measured:
+def measure(
+    writer: Writer, chain: Chain, steps: int, temperature: float, options: Options
+) -> Measured:
     """Draws a row and measures it, or reads what was measured before."""
     name = f"{writer.name}-{steps}-{temperature:g}-{options.samples}-{options.draws}-{options.seed}"
     path = options.folder / "measured" / f"{name}-{chain.digest[:8]}-{writer.sha256[:8]}.npz"
@@ -266,7 +271,10 @@ def at_equal_entropy(one: Measured, sweep: Sequence[Measured]) -> tuple[float, l
         low, high = float(a.surprise.mean()), float(b.surprise.mean())
         if not low <= entropy <= high or low == high:
             continue
-        slope, w = float(b.cross.mean() - a.cross.mean()) / (high - low), (entropy - low) / (high - low)
+        slope, w = (
+            float(b.cross.mean() - a.cross.mean()) / (high - low),
+            (entropy - low) / (high - low),
+        )
         u, u_a, u_b = (point.cross - slope * point.surprise for point in (one, a, b))
         opened = one.between + (1 - w) * a.between + w * b.between
         return interval(u - (1 - w) * u_a - w * u_b, abs(slope) * opened)
@@ -297,7 +305,12 @@ def bounds_of(writers: Sequence[Writer], chain: Chain, options: Options) -> list
     for name, nats in costs.items():
         bound, bound_interval = interval(nats)
         gap, gap_interval = interval(nats - costs[PERFECT])
-        row = {"model": name, "floor": chain.floor, "bound": bound, "bound_interval": bound_interval}
+        row = {
+            "model": name,
+            "floor": chain.floor,
+            "bound": bound,
+            "bound_interval": bound_interval,
+        }
         found.append(row | {"over_the_floor": gap, "over_the_floor_interval": gap_interval})
     return found
 
@@ -308,8 +321,16 @@ def bars_of(
     """What was wanted, what came out, and whether it is met: the figure itself, and its whole interval."""
     found = []
 
-    def add(name: str, most: float, value: tuple[float, Sequence[float]] | None, size: bool = False) -> None:
-        bar: dict[str, Any] = {"bar": name, "at_most": most, "value": None, "met": False, "surely": False}
+    def add(
+        name: str, most: float, value: tuple[float, Sequence[float]] | None, size: bool = False
+    ) -> None:
+        bar: dict[str, Any] = {
+            "bar": name,
+            "at_most": most,
+            "value": None,
+            "met": False,
+            "surely": False,
+        }
         if value is not None:
             middle, ends = value
             far = [abs(x) if size else x for x in (middle, *ends)]
@@ -323,12 +344,23 @@ def bars_of(
     for steps in options.steps:
         if steps >= 4:
             difference = apart(rows[TEACHER, steps, 1.0], rows[PERFECT, steps, 1.0])
-            add(f"teacher's KL less the perfect denoiser's, N = {steps}", 0.02, difference, size=True)
+            add(
+                f"teacher's KL less the perfect denoiser's, N = {steps}",
+                0.02,
+                difference,
+                size=True,
+            )
     for steps in options.swept:
         student = rows[last, steps, 1.0]
-        add(f"{last}'s KL less the teacher's, N = {steps}", 0.0, apart(student, rows[TEACHER, steps, 1.0]))
+        add(
+            f"{last}'s KL less the teacher's, N = {steps}",
+            0.0,
+            apart(student, rows[TEACHER, steps, 1.0]),
+        )
         for other in (PERFECT, TEACHER):
-            sweep = [rows[other, steps, temperature] for temperature in (1.0, *options.temperatures)]
+            sweep = [
+                rows[other, steps, temperature] for temperature in (1.0, *options.temperatures)
+            ]
             named = f"{last}'s KL less that of the tempered {other} at equal entropy, N = {steps}"
             add(named, 0.02, at_equal_entropy(student, sweep))
     return found
@@ -368,8 +400,15 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     bars = bars_of(measured, costs, writers[-1].name, options)
     for bar in bars:
         value = "outside the sweep" if bar["value"] is None else f"{bar['value']:.4f}"
-        print(f"{'met ' if bar['met'] else 'open'}  {bar['bar']}: {value}, at most {bar['at_most']:g} wanted")
-    law = {"weights": chain.weights, "length": chain.length, "seed": chain.seed, "floor": chain.floor}
+        print(
+            f"{'met ' if bar['met'] else 'open'}  {bar['bar']}: {value}, at most {bar['at_most']:g} wanted"
+        )
+    law = {
+        "weights": chain.weights,
+        "length": chain.length,
+        "seed": chain.seed,
+        "floor": chain.floor,
+    }
     models = {writer.name: writer.sha256 for writer in writers}
     result = {"law": law, "models_sha256": models, "rows": rows, "bounds": costs, "bars": bars}
     dtypes = facts.dtypes([writer.params for writer in writers])

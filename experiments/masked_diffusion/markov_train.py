@@ -26,9 +26,9 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import BoundRules
 from paradec_jax.losses.self_distillation import DistillationRules
 from paradec_jax.noise import Times
-from paradec_jax.recipes.masked import Masked
-from paradec_jax.recipes.run import Run, Stopped, train
-from paradec_jax.recipes.sdtt import Sdtt
+from paradec_jax.objectives.masked import Masked
+from paradec_jax.objectives.run import Run, Stopped, train
+from paradec_jax.objectives.sdtt import Sdtt
 
 TEACHER: dict[str, Any] = {
     "optimizer": "muon",
@@ -38,7 +38,13 @@ TEACHER: dict[str, Any] = {
     "warmup": 0.04,
     "ema": 0.998,
 }
-STUDENTS: dict[str, Any] = {"learning_rate": 1e-3, "warmup": 0.03, "cooldown": 0.0, "ema": 0.99, "seed": 10}
+STUDENTS: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "warmup": 0.03,
+    "cooldown": 0.0,
+    "ema": 0.99,
+    "seed": 10,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +90,22 @@ def recipe_of(folder: Path) -> Recipe:
     rules = students.pop("rules")
     rules |= {"times": Times(**rules["times"])}
     students = Sdtt(**students, rules=DistillationRules(**rules))
-    return Recipe(Chain(tuple(law["weights"]), law["length"], law["seed"]), students=students, **told)
+    return Recipe(
+        Chain(tuple(law["weights"]), law["length"], law["seed"]), students=students, **told
+    )
 
 
-def trained(objective: Any, folder: Path, run: Path, until: float, rows: int, **options: Any) -> bool:
+def trained(
+    objective: Any, folder: Path, run: Path, until: float, rows: int, **options: Any
+) -> bool:
     """Trains FOLDER/model on the text of a run where it is not there; tells whether it is, or the time is over."""
     if not (folder / "model").exists():
         left = max((until - time.monotonic()) / 60, 0.0)
-        options |= {"batch_tokens": rows * recipe_of(run).chain.length, "minutes": left, "out": folder}
+        options |= {
+            "batch_tokens": rows * recipe_of(run).chain.length,
+            "minutes": left,
+            "out": folder,
+        }
         try:
             train(objective, Run(data=str(run / "text.jsonl"), **options))
         except Stopped:
@@ -105,7 +119,9 @@ def distilled(students: Sdtt, updates: int, folder: Path, run: Path, until: floa
     return trained(students, folder, run, until, 64, model=model, updates=updates, **STUDENTS)
 
 
-def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes: float = 30.0) -> None:
+def main(
+    recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes: float = 30.0
+) -> None:
     """Trains the teacher, then all rounds.
 
     Args:
@@ -120,7 +136,11 @@ def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes:
         walked = chain.walk(recipe.symbols, [chain.seed, 1])
         letters = "".join(string.ascii_lowercase[symbol] for symbol in walked)
         atomic_write_text(text, json.dumps({"text": letters}) + "\n")
-    sizes: dict[str, Any] = {"width": recipe.width, "layers": recipe.layers, "max_length": chain.length}
+    sizes: dict[str, Any] = {
+        "width": recipe.width,
+        "layers": recipe.layers,
+        "max_length": chain.length,
+    }
     first = start.Options("tiny-mdlm", folder / "start", text, **sizes)
     store.save(first.folder, start.begun(first), overwrite=True)
     teacher = Masked(rules=BoundRules(times=Times(floor=0.02)))

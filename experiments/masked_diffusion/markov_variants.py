@@ -29,7 +29,7 @@ from experiments.masked_diffusion.markov import ChainDenoiser
 from experiments.masked_diffusion.markov_study import PERFECT, TEACHER, Measured, Writer
 from experiments.masked_diffusion.markov_train import distilled, recipe_of
 from paradec_jax import facts
-from paradec_jax.recipes.sdtt import Sdtt
+from paradec_jax.objectives.sdtt import Sdtt
 
 OWN, REFERENCE = "halves", "half-rounds"
 STUDIES = {
@@ -44,7 +44,10 @@ NAMES = tuple(dict.fromkeys(name for names in STUDIES.values() for name in names
 LENGTHS = {OWN: 1.0, "short-rounds": 0.25}
 JUMPS = {"fourths": 2, "eighths": 4}
 RULES: dict[str, dict[str, Any]] = {
-    **{name: {"divergence": name.replace("-", "_")} for name in ("forward-kl", "tvd", "mse", "chi-square")},
+    **{
+        name: {"divergence": name.replace("-", "_")}
+        for name in ("forward-kl", "tvd", "mse", "chi-square")
+    },
     "tvd-released": {"divergence": "tvd", "released": True},
     "grid-released": {"grid": "released"},
 }
@@ -136,7 +139,9 @@ def variant(name: str, own: Sdtt, updates: int) -> tuple[Sdtt, int]:
         rounds = max(reached, default=1)
     changes = {"jump": jump, "first_steps": aim * jump**rounds, **RULES.get(name, {})}
     rules = dataclasses.replace(own.rules, **changes)
-    return dataclasses.replace(own, rounds=rounds, rules=rules, **ROUNDS.get(name, {})), steps // rounds
+    return dataclasses.replace(
+        own, rounds=rounds, rules=rules, **ROUNDS.get(name, {})
+    ), steps // rounds
 
 
 def trained(options: Options) -> dict[str, tuple[Sdtt, Path]] | None:
@@ -159,7 +164,9 @@ def trained(options: Options) -> dict[str, tuple[Sdtt, Path]] | None:
     return found
 
 
-def students_of(runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round: bool) -> Iterator[Student]:
+def students_of(
+    runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round: bool
+) -> Iterator[Student]:
     """Whom to measure: the last student of each variant, more rounds of some, and some in bfloat16."""
     recipe = runs[REFERENCE][0]
     reference = f"{REFERENCE}-{recipe.rounds}"
@@ -181,7 +188,10 @@ def students_of(runs: Mapping[str, tuple[Sdtt, Path]], folder: Path, each_round:
 
 
 def rows_of(
-    student: Student, found: Mapping[tuple[str, int], Measured], sweeps: Sweeps, cost: Mapping[str, Any]
+    student: Student,
+    found: Mapping[tuple[str, int], Measured],
+    sweeps: Sweeps,
+    cost: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """The rows of a model, one a number of steps; figures in nats a symbol, of bounds in nats a text."""
     for steps, sweep in sweeps.items():
@@ -200,7 +210,9 @@ def rows_of(
 
 def told(row: Mapping[str, Any]) -> str:
     """A row for the eye."""
-    perfect = "beyond the sweep" if row["over_the_perfect"] is None else f"{row['over_the_perfect']:+.4f}"
+    perfect = (
+        "beyond the sweep" if row["over_the_perfect"] is None else f"{row['over_the_perfect']:+.4f}"
+    )
     return (
         f"{row['model']:24s} N {row['steps']:2d}  KL {row['kl']:.4f} [{row['kl_interval'][0]:.4f}, "
         f"{row['kl_interval'][1]:.4f}]  entropy {row['entropy']:.4f}  over the other {row['over_the_other']:+.4f}  "
@@ -208,7 +220,9 @@ def told(row: Mapping[str, Any]) -> str:
     )
 
 
-def plot(rows: Sequence[Mapping[str, Any]], perfect: Sequence[Mapping[str, Any]], options: Options) -> None:
+def plot(
+    rows: Sequence[Mapping[str, Any]], perfect: Sequence[Mapping[str, Any]], options: Options
+) -> None:
     """A picture a study: KL over entropy, a panel for each N below 8, and the tempered perfect denoiser in each."""
     for study, names in STUDIES.items():
         some = [row for row in rows if row["variant"] in names]
@@ -221,9 +235,13 @@ def plot(rows: Sequence[Mapping[str, Any]], perfect: Sequence[Mapping[str, Any]]
                 of_round = study == "round_lengths" or row.get("other") != TEACHER
                 if row["steps"] == steps and of_round:
                     name = row.get("variant", "perfect, temperatures")
-                    lines.setdefault(name, []).append((row["entropy"], row["kl"], row["kl_interval"]))
+                    lines.setdefault(name, []).append(
+                        (row["entropy"], row["kl"], row["kl_interval"])
+                    )
             panels[f"KL to the law, nats a symbol, N = {steps}"] = lines
-        draw_panels(panels, options.figures / f"markov-{study}.png", x="entropy, nats a symbol", log_x=False)
+        draw_panels(
+            panels, options.figures / f"markov-{study}.png", x="entropy, nats a symbol", log_x=False
+        )
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -238,7 +256,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     sweeps, of_perfect = {}, []
     for steps in options.steps:
         temperatures = (1.0, *options.temperatures)
-        sweeps[steps] = [markov_study.measure(perfect, run.chain, steps, t, measures) for t in temperatures]
+        sweeps[steps] = [
+            markov_study.measure(perfect, run.chain, steps, t, measures) for t in temperatures
+        ]
         of_perfect += [
             markov_study.row_of((PERFECT, steps, t), one)
             for t, one in zip(temperatures, sweeps[steps], strict=True)
@@ -247,7 +267,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         Student(TEACHER, 0, None, teacher, TEACHER),
         *students_of(runs, options.folder, options.each_round),
     ]
-    costs = markov_study.bounds_of([perfect, *(one.writer for one in students)], run.chain, measures)
+    costs = markov_study.bounds_of(
+        [perfect, *(one.writer for one in students)], run.chain, measures
+    )
     of_model = {cost["model"]: cost for cost in costs}
     found = {}
     for one in students:
@@ -255,7 +277,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             name = one.writer.name
             found[name, steps] = markov_study.measure(one.writer, run.chain, steps, 1.0, measures)
             print(f"measured {name}, N {steps}", flush=True)
-    rows = [row for one in students for row in rows_of(one, found, sweeps, of_model[one.writer.name])]
+    rows = [
+        row for one in students for row in rows_of(one, found, sweeps, of_model[one.writer.name])
+    ]
     print("\n".join(map(told, rows)))
     models = {one.writer.name: one.writer.sha256 for one in students}
     recipes = {name: dataclasses.asdict(recipe) for name, (recipe, _) in runs.items()}

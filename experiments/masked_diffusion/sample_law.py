@@ -44,7 +44,9 @@ CANVASES = 1024  # of a call of a network
 Gaps = Float64[np.ndarray, "B S S"]  # S = L + 2 places, 0 and L + 1 beyond the ends
 
 
-def log_law(chain: Chain, texts: Int[np.ndarray, "N L"], steps: int, temperature: float = 1.0) -> np.ndarray:
+def log_law(
+    chain: Chain, texts: Int[np.ndarray, "N L"], steps: int, temperature: float = 1.0
+) -> np.ndarray:
     """log q of each text under the perfect denoiser and N steps, in nats, [N]."""
     parts = [_gaps(_known(chain, some, temperature) / steps, steps)[0] for some in _chunks(texts)]
     return np.log(np.concatenate([gaps[:, 0, -1] for gaps in parts]))
@@ -180,7 +182,9 @@ def _ways(known: np.ndarray, after: Gaps) -> Float64[np.ndarray, "B S S S"]:
     return found
 
 
-def _partitions(known: np.ndarray, gaps: list[Gaps], draws: int, rng: Any) -> Int[np.ndarray, "B K L"]:
+def _partitions(
+    known: np.ndarray, gaps: list[Gaps], draws: int, rng: Any
+) -> Int[np.ndarray, "B K L"]:
     """Partitions of each text from their posterior under the perfect denoiser.
 
     Call after call, from the right end to the left: at a place that is revealed the nearest one before it that is

@@ -25,8 +25,8 @@ from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
 from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.masked.masked import GRIDS, SCORES
-from paradec_jax.evaluate.setting import Setting
 
 PERPLEXITY = "perplexity under the judge"
 PANELS = {
@@ -141,7 +141,9 @@ class Options:
 
 def models_of(run: Path) -> tuple[str, ...]:
     """Models of a run's rounds, in their order."""
-    found = sorted(run.glob("round-*/model"), key=lambda path: int(path.parent.name.partition("-")[2]))
+    found = sorted(
+        run.glob("round-*/model"), key=lambda path: int(path.parent.name.partition("-")[2])
+    )
     return tuple(map(str, found))
 
 
@@ -214,7 +216,9 @@ def of_orders(options: Options) -> list[Line]:
     lines = [Line("single", options.first, Setting("masked", Masked(order="single")))]
     for order in ("random", *SCORES):
         for grid in GRIDS:
-            choices = {} if grid == "linear" else {"grid": grid}  # so that rows of the default are shared
+            choices = (
+                {} if grid == "linear" else {"grid": grid}
+            )  # so that rows of the default are shared
             lines += over_steps(f"{order}, {grid}", options.first, options, order=order, **choices)
     return lines
 
@@ -236,7 +240,9 @@ def of_frontier(options: Options) -> list[Line]:
             ]
     if (rival_place := options.other) is not None:
         for temperature in options.temperatures:
-            rival = Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=temperature))
+            rival = Setting(
+                "autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=temperature)
+            )
             lines.append(Line("autoregressive", rival_place, rival))
     return lines
 
@@ -264,7 +270,9 @@ STUDIES = {
         "Updates of a round (figures 7, 8, 10)", last_of("halves", "half-rounds", "short-rounds")
     ),
     "precision": Study("Precision of network and draws (figure 9)", of_precisions),
-    "jumps": Study("Teacher steps distilled at once (figure 13)", last_of("halves", "fourths", "eighths")),
+    "jumps": Study(
+        "Teacher steps distilled at once (figure 13)", last_of("halves", "fourths", "eighths")
+    ),
     "resets": Study(
         "What a new round resets (figures 14, 15)",
         last_of("halves", "optimizer-reset", "ema-teacher", "ema-teacher-reset"),
@@ -280,11 +288,14 @@ STUDIES = {
 def equal_entropy(rows: Sequence[Row], options: Options) -> dict[str, list[dict[str, Any]]]:
     """Students over the teacher's curves, at as many steps and at the most, and the bars of the last student."""
     curves = {
-        steps: [row for row in rows if row["line"] == f"teacher, {steps} steps"] for steps in options.frontier
+        steps: [row for row in rows if row["line"] == f"teacher, {steps} steps"]
+        for steps in options.frontier
     }
     students = [row for row in rows if "round" in row["line"]]
     pairs = [(row, steps) for row in students for steps in {row["steps"], max(options.frontier)}]
-    at_one = {steps: row for steps, curve in curves.items() for row in curve if row["temperature"] == 1}
+    at_one = {
+        steps: row for steps, curve in curves.items() for row in curve if row["temperature"] == 1
+    }
     last, bars = students[-1]["model_sha256"], []
     for temperature in options.student_temperatures:
         of_last = {

@@ -19,10 +19,10 @@ from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import draw, real_row
 from paradec_jax.evaluate.judge import Judgement, TextJudge, check_judge
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import entropy
 from paradec_jax.generate import tokenizer_of
 
@@ -114,11 +114,15 @@ class Texts:
         if drawing.text is not None:
             parts = read_text(drawing.text, tokenizer, drawing.held_out)[0].held_out
             if any((ids == model.token_spec.mask).any() for ids in parts):
-                raise ValueError(f"{drawing.text} holds characters that {drawing.model} does not know")
+                raise ValueError(
+                    f"{drawing.text} holds characters that {drawing.model} does not know"
+                )
             held_out = [ids.tolist() for ids in parts]
             self._pieces = windows(np.concatenate(parts), drawing.length)
         name, size = self.kept["judge"], tokenizer.vocab_size
-        self.bench = TextJudge(judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows)
+        self.bench = TextJudge(
+            judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows
+        )
         self._fingerprints: dict[str, str] = {}
         self._loaded: tuple[tuple[str, str], Model] | None = None
         self._costs: dict[tuple[str, str], dict[str, float]] = {}
@@ -139,7 +143,9 @@ class Texts:
                 if (key := self._key(line)) not in self.rows:
                     self._add(key, self._drawn(line))
                     bar.advance(task)
-                label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(", ")
+                label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(
+                    ", "
+                )
                 found.append(self.rows[key] | {"line": line.name, "label": label})
         if self.bench.held_out:
             if REAL not in self.rows:
@@ -184,7 +190,9 @@ class Texts:
     def _drawn(self, line: Line) -> Row:
         model, drawing = self._model(line), self.drawing
         source = Source(store.names_of([line.place])[0], model, line.setting)
-        ids, row = draw(source, drawing.samples, drawing.length, rows=drawing.rows, seed=drawing.seed)
+        ids, row = draw(
+            source, drawing.samples, drawing.length, rows=drawing.rows, seed=drawing.seed
+        )
         facts_of = {"model_sha256": self._sha256(line.place), "dtypes": facts.dtypes(model.params)}
         row |= facts_of | self._cost(line)
         return row | self._measured(ids) | self.bench.reverse(ids)
@@ -193,14 +201,21 @@ class Texts:
         """Real text in pieces, evenly spread: as many as samples, or as there are."""
         length, count = self.drawing.length, min(self.drawing.samples, len(self._pieces))
         pieces = windows(self._pieces.reshape(-1), length, count).tolist()
-        return real_row(length) | {"dtypes": []} | self._measured(pieces) | self.bench.reverse_of_real(pieces)
+        return (
+            real_row(length)
+            | {"dtypes": []}
+            | self._measured(pieces)
+            | self.bench.reverse_of_real(pieces)
+        )
 
     def _measured(self, ids: list[list[int]]) -> Row:
         judged = self.bench.judgement(ids)
         return self.bench.measures(ids, judged) | {"left_out": left_out(ids, judged)}
 
 
-def left_out(ids: list[list[int]], judged: Judgement, groups: int = GROUPS) -> dict[str, list[float]]:
+def left_out(
+    ids: list[list[int]], judged: Judgement, groups: int = GROUPS
+) -> dict[str, list[float]]:
     """Log-perplexity and 4-gram entropy of a row without each group of its samples; sample i is of group i mod G.
 
     They give the interval of whatever is computed from several rows, whose samples share their keys

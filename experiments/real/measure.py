@@ -34,7 +34,7 @@ from experiments.systems import report
 from paradec_jax.decode.machine.rows import POSITIONS
 from paradec_jax.evaluate.cases import case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
-from paradec_jax.timing import compile_all
+from paradec_jax.evaluate.timing import compile_all
 
 COPIES = 5  # chats at the beginning whose answers repeat much of the question
 LOOKUP = 10  # tokens that prompt lookup drafts at most, ours and transformers'
@@ -43,7 +43,7 @@ COLUMNS = "dtype|decoder|tokens a call|tokens/s|times one by one|copying chats|p
 FIRST = """
 import sys
 import paradec_jax as pd
-from paradec_jax.chat import conversation
+from paradec_jax.text.chat import conversation
 model = pd.load(sys.argv[1], dtype=sys.argv[2])
 text = conversation(model, [{"role": "user", "content": "What is the capital of France?"}])
 print(pd.generate(model, [text], pd.AutoRegressive(), max_new_tokens=32).text[0])
@@ -82,10 +82,17 @@ def first_answers(file: Path, dtype: str) -> list[dict[str, Any]]:
         for state in ("empty", "warm"):
             start, words = time.monotonic(), [sys.executable, "-c", FIRST, str(file), dtype]
             environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-            process: Any = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+            process: Any = subprocess.Popen(
+                words, env=environment, stdout=subprocess.PIPE, text=True
+            )
             text = process.stdout.read().strip()
             usage = os.wait4(process.pid, 0)[2]
-            row = {"dtype": dtype, "cache": state, "seconds": time.monotonic() - start, "answer": text}
+            row = {
+                "dtype": dtype,
+                "cache": state,
+                "seconds": time.monotonic() - start,
+                "answer": text,
+            }
             rows.append(row | {"peak_mib": usage.ru_maxrss / 1024})
             print(rows[-1], flush=True)
     return rows
@@ -109,13 +116,25 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     model = pd.load(str(options.file), dtype=dtype)
     texts = list(chats(model).values())[: options.limit]
     prompts = [prompts_of(model, [text], report.SEED, options.tokens) for text in texts]
-    params, every, calls, compilation = model.network.prepare(model.params), range(len(texts)), {}, []
-    requests, lengths = [one.request([0]) for one in prompts], [int(one.lengths[0]) for one in prompts]
+    params, every, calls, compilation = (
+        model.network.prepare(model.params),
+        range(len(texts)),
+        {},
+        [],
+    )
+    requests, lengths = (
+        [one.request([0]) for one in prompts],
+        [int(one.lengths[0]) for one in prompts],
+    )
     for setting in SETTINGS[: options.decoders]:
         cases = [case_of(setting, model, one.size, params) for one in prompts]
         compilation += compile_all([(cases[0], requests[0])])
-        calls[setting.name] = [functools.partial(ours, *both) for both in zip(cases, requests, strict=True)]
-    for name, lookup in (("transformers", 0), ("transformers, prompt lookup", LOOKUP)) if peer else ():
+        calls[setting.name] = [
+            functools.partial(ours, *both) for both in zip(cases, requests, strict=True)
+        ]
+    for name, lookup in (
+        (("transformers", 0), ("transformers, prompt lookup", LOOKUP)) if peer else ()
+    ):
         asked = {"new": options.tokens, "stop": list(model.token_spec.stop), "lookup": lookup}
         rows = [{"ids": prompts[i].tokens[0, : lengths[i]].tolist(), **asked} for i in every]
         calls[name] = [functools.partial(theirs, peer, row) for row in rows]
@@ -153,7 +172,9 @@ def row_of(name: str, made: Mapping[str, Any], each: Mapping[str, Any]) -> dict[
     for key, n in (("speedup", len(work)), ("copying_speedup", COPIES)):
         row[key], interval = speedup(work[:n], each[name][:, :n], base[:n], each[first][:, :n])
         row[f"{key}_interval"] = ends(interval)
-    row["equals_one_by_one"] = sum(a[0] == b[0] for a, b in zip(made[name], made[first], strict=True))
+    row["equals_one_by_one"] = sum(
+        a[0] == b[0] for a, b in zip(made[name], made[first], strict=True)
+    )
     return row
 
 
@@ -166,7 +187,11 @@ def cells(row: Mapping[str, Any]) -> Sequence[str]:
         f"{row['tokens_per_second']:.1f}",
     ]
     told += [times(row[key], row[f"{key}_interval"]) for key in ("speedup", "copying_speedup")]
-    more = [f"{row['predicted']:.2f}", f"{row['compile_seconds']:.0f}"] if "predicted" in row else ["", ""]
+    more = (
+        [f"{row['predicted']:.2f}", f"{row['compile_seconds']:.0f}"]
+        if "predicted" in row
+        else ["", ""]
+    )
     return [*told, more[0], f"{row['equals_one_by_one']} of {len(row['generated'])}", more[1]]
 
 
@@ -179,7 +204,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         if options.peers is None:
             results["rows"] += measure(options, dtype, None)
         else:
-            with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+            with subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as peer:
                 results["peers"] = json.loads(peer.stdout.readline())  # type: ignore[union-attr]
                 results["rows"] += measure(options, dtype, peer)
         write_record(options.out, options, results, dtypes=options.dtypes)

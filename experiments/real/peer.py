@@ -26,7 +26,11 @@ def main(file: Path, dtype: str) -> None:
     print(json.dumps(versions | {"threads": torch.get_num_threads()}), file=answers, flush=True)
     for line in sys.stdin:
         asked, ids = json.loads(line), torch.tensor([json.loads(line)["ids"]])
-        options = {"max_new_tokens": asked["new"], "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        options = {
+            "max_new_tokens": asked["new"],
+            "do_sample": False,
+            "attention_mask": torch.ones_like(ids),
+        }
         options |= {"eos_token_id": asked["stop"], "pad_token_id": asked["stop"][0]}
         if asked["lookup"]:
             options["prompt_lookup_num_tokens"] = asked["lookup"]

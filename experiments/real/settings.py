@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.chat import conversation
 from paradec_jax.decode import AutoRegressive, Jacobi, Lookahead, PromptLookup
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.text.chat import conversation
 
 HERE = Path(__file__).parent
 SETTINGS = (
@@ -22,4 +22,7 @@ SETTINGS = (
 def chats(model: Any) -> dict[str, str]:
     """The ten chats by name, as the model's template writes them."""
     lines = map(json.loads, (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines())
-    return {one["name"]: conversation(model, [{"role": "user", "content": one["text"]}]) for one in lines}
+    return {
+        one["name"]: conversation(model, [{"role": "user", "content": one["text"]}])
+        for one in lines
+    }

@@ -24,8 +24,8 @@ from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.pairs import kept
 from paradec_jax.losses import next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.objective import Objective
-from paradec_jax.recipes.jacobi import RULES, Jacobi, rehearsing
-from paradec_jax.recipes.run import Job, Run, train
+from paradec_jax.objectives.jacobi import RULES, Jacobi, rehearsing
+from paradec_jax.objectives.run import Job, Run, train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,13 @@ class Waves:
                 "processes on CPUs cannot split the parameters of this training, as collectives fail there "
                 "(docs/meshes.md): add --cluster.data -1 --cluster.fsdp 1"
             )
-        recipe = Jacobi((self.block,), self.new_tokens, self.problems, rows=64, rehearse=self.rehearse)
+        recipe = Jacobi(
+            (self.block,), self.new_tokens, self.problems, rows=64, rehearse=self.rehearse
+        )
         found = recipe.collected(job, source, 0, self.block)
-        data, updates = recipe.data(job, found, kept(found, stop=model.token_spec.stop), job.run.seed)
+        data, updates = recipe.data(
+            job, found, kept(found, stop=model.token_spec.stop), job.run.seed
+        )
         if self.copies:
             key, shape = jax.random.key(job.run.seed), cast(RecurrentDepthConfig, model.config)
             config, params = deepen_core(shape, dict(model.params), key, self.copies)

@@ -52,7 +52,9 @@ def deepen_core(
 def _passing(block: dict[str, Any], gain: Array) -> dict[str, Any]:
     """A block that scales every vector to the norm that `gain` gives on average."""
     gain = jnp.full_like(gain, jnp.sqrt(jnp.mean(jnp.square(gain))))
-    nothing = jax.tree.map(jnp.zeros_like, {"out": block["attention"]["out"], "down": block["mlp"]["down"]})
+    nothing = jax.tree.map(
+        jnp.zeros_like, {"out": block["attention"]["out"], "down": block["mlp"]["down"]}
+    )
     return block | {
         "attention": block["attention"] | {"out": nothing["out"]},
         "mlp": block["mlp"] | {"down": nothing["down"]},

@@ -36,7 +36,10 @@ from experiments.recurrent_depth.sampler_loss import (
 from paradec_jax import Decoded, Model, Wavefront, facts, load
 from paradec_jax.evaluate.intervals import paired, wilson
 
-TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
+TUNED = (
+    {**HAND, "momentum": 0.0, "exit_threshold": 0.1},
+    {**HAND, "momentum": 0.0, "exit_threshold": 0.4},
+)
 
 
 def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
@@ -59,7 +62,9 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
     )
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
-    taught = pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
+    taught = (
+        pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
+    )
     cost = options.updates * options.rows * (GRADIENT * (prefill + step) + taught)
     return {"history": history, "candidates": candidates, "cost": cost}
 
@@ -68,10 +73,14 @@ def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[f
     """A random schedule: each knob constant or, as often, drawn anew for each age."""
 
     def draw(low: float, high: float) -> np.ndarray:
-        return np.broadcast_to(generator.uniform(low, high, 1 if generator.random() < 0.5 else ages), ages)
+        return np.broadcast_to(
+            generator.uniform(low, high, 1 if generator.random() < 0.5 else ages), ages
+        )
 
     noise = draw(0, 0.3) * (generator.random() < 0.5)
-    return listed({"momentum": draw(0, 0.6), "noise": noise, "exit_threshold": np.exp(draw(-4.6, 0.7))})
+    return listed(
+        {"momentum": draw(0, 0.6), "noise": noise, "exit_threshold": np.exp(draw(-4.6, 0.7))}
+    )
 
 
 def cost_of(decoded: Decoded, pool: Pool, options: Options) -> float:
@@ -144,7 +153,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     result = {
         "learner": learned,
         "random_search": found,
-        "chosen": {method: {"utility": x, "schedule": best} for method, (x, best) in chosen.items()},
+        "chosen": {
+            method: {"utility": x, "schedule": best} for method, (x, best) in chosen.items()
+        },
         "rows": rows,
         "learned_less_random_search": rival._asdict(),
     }

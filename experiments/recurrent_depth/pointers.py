@@ -161,7 +161,9 @@ def main(
     alone()
     folder = Path("runs") / recipe.name if folder is None else folder
     shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
-    data = pointer_batches(tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum)
+    data = pointer_batches(
+        tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum
+    )
     draw = exponential(recipe.prompt_mean_at)
     loss = stepwise_loss(RecurrentDepthNetwork(shape), draw, recipe.backprop_depth, remat=True)
     optimizer = muon(

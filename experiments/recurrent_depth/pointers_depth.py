@@ -48,20 +48,26 @@ class Options:
     figure: Path | None = Path("experiments/recurrent_depth/figures/pointers.png")
 
 
-def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> list[dict[str, Any]]:
+def by_distance(
+    model: Model, problems: Sequence[PointerProblem], seed: int
+) -> list[dict[str, Any]]:
     """Share of right names after each number of recurrences, for each number of look-ups."""
     assert model.tokenizer is not None
     prompts = [item.prompt for item in problems]
     tokens, lengths = encode_prompts(model.tokenizer, prompts, spec=model.token_spec)
     wanted = np.asarray(model.tokenizer.encode_batch([item.solution for item in problems]))[:, 1:]
     distance = np.asarray([item.distance for item in problems])
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+        jax.random.key(seed), np.arange(len(problems))
+    )
     # Answers have a known length here, and a row that says too little is wrong in what it does not say.
     count = wanted.shape[1] + 1
     request = make_request(tokens, lengths, max_new_tokens=count, stop=(), keys=keys)
     rows, params = [], model.network.prepare(model.params)
     for r in RECURRENCES:
-        decoder = static(r, 1).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec)
+        decoder = static(r, 1).decoder.bind(
+            model.network, tokens.shape[1] + count, model.token_spec
+        )
         found = np.asarray(run_decoder(decoder, params, request).completions())[:, 1:]
         right = found == wanted
         shares = [
@@ -69,7 +75,11 @@ def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> 
             for d in range(distance.max() + 1)
         ]
         rows.append(
-            {"recurrence": r, "names_right": float(right.mean()), "lists_right": float(right.all(1).mean())}
+            {
+                "recurrence": r,
+                "names_right": float(right.mean()),
+                "lists_right": float(right.all(1).mean()),
+            }
             | {"by_distance": shares}
         )
     return rows
@@ -94,7 +104,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if model.family != "recurrent_depth" or model.tokenizer is None:
         raise SystemExit(f"{options.model} must be a recurrent-depth model with a tokenizer")
     task = PointerTask(queries=options.queries)
-    rows = by_distance(model, pointer_problems(options.problems, seed=options.seed, task=task), options.seed)
+    rows = by_distance(
+        model, pointer_problems(options.problems, seed=options.seed, task=task), options.seed
+    )
     for row in rows:
         print(
             f"r {row['recurrence']:2d}: {row['names_right']:.1%} of names, {row['lists_right']:.1%} of lists right"

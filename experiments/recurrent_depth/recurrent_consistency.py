@@ -46,7 +46,9 @@ class Unrolled:
         view = network.view(positions, mask=mask)
         state = network.initial_state(jax.random.split(self.key, shape))
         e, window = network.embed(params, inputs, view, network.empty_window(*shape))
-        state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat)
+        state = unroll(
+            network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat
+        )
         return network.readout(params, state, view, window)
 
 
@@ -80,7 +82,9 @@ def recurrent_consistency_loss(
         of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)
         recurrence = draw(of_recurrence, batch["step"])
         noisy, clean = batch["noisy"], batch["clean"]
-        filled = jax.random.bernoulli(of_rows, filler_share, noisy.shape[:2])[..., None] & (noisy != clean)
+        filled = jax.random.bernoulli(of_rows, filler_share, noisy.shape[:2])[..., None] & (
+            noisy != clean
+        )
         filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
         batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
         unrolled = Unrolled(network, recurrence, of_state, depth, remat)

@@ -13,7 +13,7 @@ from experiments.tasks.pointers import PointerTask
 from paradec_jax import store
 from paradec_jax.data.problems import exact_answers
 from paradec_jax.decode import Adaptive, Jacobi, SelfSpeculative, Static, Wavefront
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import EVERY_STEP
 
 SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")
@@ -58,7 +58,9 @@ def static(recurrence: int, prefill: int | None = None) -> Setting:
     return Setting("autoregressive", decoder, baseline=recurrence == 16 and prefill in (None, 1))
 
 
-def adaptive(criterion: str, exit: float, most: int | None = None, prefill: int | None = None) -> Setting:
+def adaptive(
+    criterion: str, exit: float, most: int | None = None, prefill: int | None = None
+) -> Setting:
     """One token after another, each until the criterion fires."""
     decoder = Adaptive(criterion=criterion, max_recurrence=most, prefill_recurrence=prefill)
     return Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit))
@@ -78,10 +80,16 @@ def jacobi(block: int, depth: int, running: bool, prefill: int | None = None) ->
     return Setting("jacobi", decoder)
 
 
-def wave(inner: int, window: int, headway: int, exit: float, prefill: int = 1, **choices: Any) -> Setting:
+def wave(
+    inner: int, window: int, headway: int, exit: float, prefill: int = 1, **choices: Any
+) -> Setting:
     """The clean wavefront, without momentum."""
     decoder = Wavefront(
-        inner_recurrence=inner, window=window, headway=headway, prefill_recurrence=prefill, **choices
+        inner_recurrence=inner,
+        window=window,
+        headway=headway,
+        prefill_recurrence=prefill,
+        **choices,
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
@@ -98,8 +106,12 @@ def words_grid(queries: int) -> Grid:
             adaptive("argmax-stability", 1.0),
         ],
         "self-speculative": [speculative(*draft) for draft in drafts],
-        PARALLEL[0]: [jacobi(n, r, False) for n, r in ((4, 1), (8, 1), (12, 1), (16, 1), (8, 2), (16, 2))],
-        PARALLEL[1]: [jacobi(n, r, True) for n, r in ((4, 1), (6, 1), (8, 1), (12, 1), (6, 2), (8, 2))],
+        PARALLEL[0]: [
+            jacobi(n, r, False) for n, r in ((4, 1), (8, 1), (12, 1), (16, 1), (8, 2), (16, 2))
+        ],
+        PARALLEL[1]: [
+            jacobi(n, r, True) for n, r in ((4, 1), (6, 1), (8, 1), (12, 1), (6, 2), (8, 2))
+        ],
         ONE: [wave(1, w, 1, e, p) for w, p in ((2, 1), (2, 4), (3, 4)) for e in (0.1, 0.4)],
         SEVERAL: [
             *(wave(1, w, w, EVERY_STEP, warm_start=False) for w in (6, 8, 12)),
@@ -152,7 +164,11 @@ def draw_pointers(count: int, seed: int, split: str, queries: int) -> Drawn:
 
 TASKS = {
     "words": Task(
-        "tiny-recurrent-distilled", draw_words, words_grid, (1, 2, 4), ("tiny-jacobi", "tiny-causal")
+        "tiny-recurrent-distilled",
+        draw_words,
+        words_grid,
+        (1, 2, 4),
+        ("tiny-jacobi", "tiny-causal"),
     ),
     "pointers": Task("runs/wide-pointers/model", draw_pointers, pointers_grid, (8, 11, 12, 13)),
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from paradec_jax.decode import Request
 from paradec_jax.evaluate import intervals
-from paradec_jax.timing import Case, measure
+from paradec_jax.evaluate.timing import Case, measure
 
 INSTANT = 1e-9  # seconds that a loop takes at least, however coarse the clock
 
@@ -59,7 +59,9 @@ class Times:
         later = sum(self.generated) - len(self.generated)
         return {
             "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_range": [sum(self.generated) / end(self.passes) for end in (max, min)],
+            "tokens_per_second_range": [
+                sum(self.generated) / end(self.passes) for end in (max, min)
+            ],
             "decode_tokens_per_second": later / statistics.median(self.steps),
             "timed_problems": len(self.generated),
             "generated": self.generated,

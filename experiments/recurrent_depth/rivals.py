@@ -20,16 +20,24 @@ import tyro
 from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.recurrent_depth import rival_settings
-from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEQUENTIAL, SEVERAL, TASKS, Drawn, Grid
+from experiments.recurrent_depth.rival_settings import (
+    ONE,
+    PARALLEL,
+    SEQUENTIAL,
+    SEVERAL,
+    TASKS,
+    Drawn,
+    Grid,
+)
 from experiments.recurrent_depth.rival_times import Group, Times, in_turns, over
 from experiments.recurrent_depth.tune import keeps_answers
 from paradec_jax import facts, load
 from paradec_jax.cli.output import progress
 from paradec_jax.decode import AutoRegressive, Jacobi
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source, case_of, prompts_of
 from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.intervals import paired
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model, names_of
 
 # Of causal models, whose tuning is that of `paradec compare causal`.
@@ -73,7 +81,13 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("problems", 1), ("queries", 8), ("timed", 1), ("passes", 1), ("rows", 1)):
+        for name, least in (
+            ("problems", 1),
+            ("queries", 8),
+            ("timed", 1),
+            ("passes", 1),
+            ("rows", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
@@ -107,7 +121,9 @@ def tuned(path: Path, grid: Grid, options: Options) -> dict[str, Setting]:
       ValueError: no such table, one of another task, or one whose settings are no longer tried.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: run python -m experiments.recurrent_depth.tune {options.task}")
+        raise ValueError(
+            f"{path} is missing: run python -m experiments.recurrent_depth.tune {options.task}"
+        )
     table = json.loads(path.read_text())
     wanted = {name: options.facts()[name] for name in ("task", "model", "queries")}
     if other := [name for name in wanted if table["options"][name] != wanted[name]]:
@@ -116,7 +132,9 @@ def tuned(path: Path, grid: Grid, options: Options) -> dict[str, Setting]:
     for rival, label in table["chosen"].items():
         named = [setting for setting in grid.get(rival, []) if setting.label() == label]
         if label is not None and not named:
-            raise ValueError(f"{path} chose {rival}, {label}, which is no longer tried: run tune again")
+            raise ValueError(
+                f"{path} chose {rival}, {label}, which is no longer tried: run tune again"
+            )
         if named:
             found[rival] = named[0]
     return found
@@ -159,12 +177,16 @@ def answers(
     return rows, found.exact
 
 
-def group_of(model: Model, pairs: Sequence[tuple[str, Setting]], drawn: Drawn, options: Options) -> Group:
+def group_of(
+    model: Model, pairs: Sequence[tuple[str, Setting]], drawn: Drawn, options: Options
+) -> Group:
     """A model's decoders and the problems that are timed."""
     prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
     params = model.network.prepare(model.params)
     cases = [case_of(setting, model, prompts.size, params) for _, setting in pairs]
-    return Group(cases, [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))])
+    return Group(
+        cases, [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))]
+    )
 
 
 def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
@@ -174,10 +196,14 @@ def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
     exact, groups = [], []
     names = names_of(list(options.models))
     models = [load(name) for name in options.models]
-    if models[0].family != "recurrent_depth" or any(other.family != "causal" for other in models[1:]):
+    if models[0].family != "recurrent_depth" or any(
+        other.family != "causal" for other in models[1:]
+    ):
         raise ValueError("the model must be of family recurrent_depth, the others of family causal")
     for model, name in zip(models, names, strict=True):
-        pairs: Sequence[tuple[str, Setting]] = contestants(options) if model is models[0] else CAUSAL
+        pairs: Sequence[tuple[str, Setting]] = (
+            contestants(options) if model is models[0] else CAUSAL
+        )
         found, right = answers(model, name, pairs, drawn, options)
         rows += found
         exact.append(right)
@@ -198,7 +224,9 @@ def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
     return rows, times, facts.dtypes(*(model.params for model in models))
 
 
-def fastest(rows: Sequence[Row], times: Sequence[Times], rivals: Sequence[str], **choices: Any) -> int | None:
+def fastest(
+    rows: Sequence[Row], times: Sequence[Times], rivals: Sequence[str], **choices: Any
+) -> int | None:
     """Index of the fastest row of these rivals that keeps the answers; `choices` are settings that it must have."""
     fitting = [
         i
@@ -220,7 +248,9 @@ def four_numbers(rows: Sequence[Row], times: Sequence[Times]) -> list[Row]:
     kept = [
         row["settings"]["recurrence"]
         for row in rows
-        if row["rival"] == SEQUENTIAL[0] and row["keeps_answers"] and row["model"] == rows[0]["model"]
+        if row["rival"] == SEQUENTIAL[0]
+        and row["keeps_answers"]
+        and row["model"] == rows[0]["model"]
     ]
     depth = min(kept)  # the baseline keeps its own answers
     sequential = fastest(rows, times, SEQUENTIAL[:1], recurrence=depth)
@@ -249,11 +279,19 @@ def summary(rows: list[Row], times: Sequence[Times]) -> Row:
     best = fastest(rows, times, SEQUENTIAL)
     assert best is not None
     for row, one in zip(rows, times, strict=True):
-        row |= one.row() | over(one, times[0], "speedup") | over(one, times[best], "over_sequential")
+        row |= (
+            one.row() | over(one, times[0], "speedup") | over(one, times[best], "over_sequential")
+        )
     kept = [row for row in rows if row["keeps_answers"]]
     winner = max(kept, key=lambda row: row["tokens_per_second"])
-    told = [{name: row[name] for name in ("model", "rival", "label")} for row in (rows[best], winner)]
-    return {"best_sequential": told[0], "best_way": told[1], "four_numbers": four_numbers(rows, times)}
+    told = [
+        {name: row[name] for name in ("model", "rival", "label")} for row in (rows[best], winner)
+    ]
+    return {
+        "best_sequential": told[0],
+        "best_way": told[1],
+        "four_numbers": four_numbers(rows, times),
+    }
 
 
 def printed(rows: Sequence[Row], result: Row) -> None:

@@ -81,7 +81,9 @@ class Options:
 def start(options: Options) -> Theta:
     """The paper's values, with a noise of 0.01 in the place of 0, at which a bounded one has no gradient."""
     values = HAND | {"noise": 0.01}
-    return {name: jnp.full(options.ages, unconstrained(name, value)) for name, value in values.items()}
+    return {
+        name: jnp.full(options.ages, unconstrained(name, value)) for name, value in values.items()
+    }
 
 
 def unconstrained(name: str, value: float) -> float:
@@ -118,7 +120,9 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
         positions = jnp.broadcast_to(jnp.arange(texts.shape[1]), texts.shape)
         view = network.view(positions)
         e, kv = network.embed(params, texts, view, network.empty_window(*texts.shape))
-        state = network.initial_state(jax.vmap(lambda key: jax.random.split(key, texts.shape[1]))(keys))
+        state = network.initial_state(
+            jax.vmap(lambda key: jax.random.split(key, texts.shape[1]))(keys)
+        )
         return network.recur(params, state, e, view, kv, network.recurrence)[0]
 
     def loss(theta: Theta, params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -154,7 +158,11 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
         )
         losses, left, stayed = (jnp.sum(x) for x in sums)
         left = jnp.maximum(left, 1e-6)
-        parts = {"loss_of_states": losses / left, "expected_steps": stayed / left, "positions": left}
+        parts = {
+            "loss_of_states": losses / left,
+            "expected_steps": stayed / left,
+            "positions": left,
+        }
         return parts["loss_of_states"] + options.price * parts["expected_steps"], parts
 
     return loss

@@ -41,7 +41,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.preset not in RECURRENT_PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
+            raise ValueError(
+                f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}"
+            )
         for name in ("recurrence", "new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -57,7 +59,9 @@ def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
         released = ReleasedWavefront(
             inner_recurrence=inner, window=window, recurrence=recurrence, rule="fixed", greedy=True
         )
-        rows.append(("wavefront", inner, *paced_wavefront(recurrence, inner, prefill_recurrence=recurrence)))
+        rows.append(
+            ("wavefront", inner, *paced_wavefront(recurrence, inner, prefill_recurrence=recurrence))
+        )
         rows.append(("released, fixed", inner, released, released.Knobs(noise=0.0, momentum=0.0)))
     return rows
 
@@ -70,7 +74,9 @@ def decoding(preset: str, recurrence: int, new_tokens: int) -> list[dict[str, An
     keep pace.
     """
     config = RECURRENT_PRESETS[preset]
-    small = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], max_length=8 * (recurrence + new_tokens))
+    small = dataclasses.replace(
+        RECURRENT_PRESETS["test-recurrent"], max_length=8 * (recurrence + new_tokens)
+    )
     network = same_token(RecurrentDepthNetwork(small, recurrence=recurrence))
     params = init_params(small, jax.random.key(0))
     request = make_request(np.ones((1, 4), np.int32), max_new_tokens=new_tokens + 1)

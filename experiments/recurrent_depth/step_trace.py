@@ -43,7 +43,9 @@ class Schedule:
           ValueError: fewer were committed in all.
         """
         if not 1 <= tokens <= sum(self.tokens):
-            raise ValueError(f"tokens must be from 1 to the {sum(self.tokens)} committed ones, not {tokens}")
+            raise ValueError(
+                f"tokens must be from 1 to the {sum(self.tokens)} committed ones, not {tokens}"
+            )
         return int(np.argmax(np.cumsum(self.tokens) >= tokens)) + 1
 
 
@@ -55,6 +57,13 @@ def schedule(decoder: Any, params: Any, request: Request, knobs: Any = None) -> 
     counts = []
     for state, _ in stream(decoder, params, request, knobs):
         spent = state.rows.counts
-        fields = (spent["recurrences"], spent["positions"], state.rows.length, spent["network_calls"])
+        fields = (
+            spent["recurrences"],
+            spent["positions"],
+            state.rows.length,
+            spent["network_calls"],
+        )
         counts.append([int(x[0]) for x in fields])
-    return Schedule(*(tuple(int(x) for x in column) for column in np.diff(np.array(counts), axis=0).T))
+    return Schedule(
+        *(tuple(int(x) for x in column) for column in np.diff(np.array(counts), axis=0).T)
+    )

@@ -56,7 +56,9 @@ def stepwise_loss(
         prompt_recurrence = draw(of_recurrence, batch["step"])
 
         view = network.view(positions[:, :prompt])
-        e, window = network.embed(params, tokens[:, :prompt], view, network.empty_window(rows, prompt))
+        e, window = network.embed(
+            params, tokens[:, :prompt], view, network.empty_window(rows, prompt)
+        )
         fixed, fixed_e = lax.stop_gradient((params, e))
         state = lax.fori_loop(
             0,
@@ -72,9 +74,13 @@ def stepwise_loss(
         cache = network.write(cache, out.kv, start)
 
         view = network.view(positions[:, prompt:], Prefix(cache, start + prompt))
-        e, empty = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
+        e, empty = network.embed(
+            params, tokens[:, prompt:], view, network.empty_window(rows, width)
+        )
 
-        def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
+        def recur(
+            params: Any, state: Array, e: Array, target: Array
+        ) -> tuple[Array, tuple[Array, Array]]:
             state, window = network.iterate(params, state, e, view, empty, 0)
             hidden = network.readout(params, state, view, window).hidden
             nll, hits = cross_entropy(scorer(network, params), hidden, target, chunk)
@@ -87,7 +93,10 @@ def stepwise_loss(
             state = jnp.where(index % depth == 0, lax.stop_gradient(state), state)
             zero = jnp.zeros((), jnp.promote_types(state.dtype, jnp.float32))
             return lax.cond(
-                index < count, lambda s: step(params, s, e, target), lambda s: (s, (zero, zero)), state
+                index < count,
+                lambda s: step(params, s, e, target),
+                lambda s: (s, (zero, zero)),
+                state,
             )
 
         after = jnp.moveaxis(targets, 1, 0)  # each recurrence
@@ -102,7 +111,9 @@ def stepwise_loss(
         }
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
-        metrics = {name: sums[name].mean for name in ("accuracy", "last_accuracy", "prompt_recurrence")}
+        metrics = {
+            name: sums[name].mean for name in ("accuracy", "last_accuracy", "prompt_recurrence")
+        }
         return sums["answers"].mean + sums["prompt"].mean, metrics
 
     return Objective(sums, value)

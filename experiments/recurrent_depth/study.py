@@ -16,8 +16,8 @@ from experiments.common.runner import command
 from experiments.common.study import Depth, Study
 from experiments.replicas import ReleasedWavefront
 from paradec_jax.decode import Adaptive, SelfSpeculative, Static, Wavefront
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.recurrent.wave import NOISE_MIXINGS, NOISE_SCHEDULES
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import EVERY_STEP
 
 INNER = (1, 2, 4, 8)
@@ -43,10 +43,16 @@ def wave(
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
-def multi_token(width: int, headway: int, warm_start: bool = False, exit: float = EVERY_STEP) -> Setting:
+def multi_token(
+    width: int, headway: int, warm_start: bool = False, exit: float = EVERY_STEP
+) -> Setting:
     """A wave of one recurrence that may commit several tokens a step."""
     decoder = Wavefront(
-        inner_recurrence=1, window=width, headway=headway, warm_start=warm_start, prefill_recurrence=1
+        inner_recurrence=1,
+        window=width,
+        headway=headway,
+        warm_start=warm_start,
+        prefill_recurrence=1,
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
@@ -60,7 +66,9 @@ def released(
     **knobs: Any,
 ) -> Setting:
     """The wavefront as it was released, without its default noise unless told otherwise."""
-    decoder = ReleasedWavefront(inner_recurrence=inner, window=width, rule=rule, continuous=continuous)
+    decoder = ReleasedWavefront(
+        inner_recurrence=inner, window=width, rule=rule, continuous=continuous
+    )
     knobs = {"noise": 0.0, "max_wavefront": width} | knobs
     return Setting("released", decoder, ReleasedWavefront.Knobs(**knobs))
 
@@ -124,7 +132,9 @@ STUDIES: dict[str, Study] = {
     "inner_exit": Study(
         "Inner recurrence and exit threshold",
         lambda d: [
-            wave(i, d.width(i), exit_threshold=e) for i in INNER for e in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+            wave(i, d.width(i), exit_threshold=e)
+            for i in INNER
+            for e in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
         ],
         "exit_threshold",
         "inner_recurrence",
@@ -132,14 +142,18 @@ STUDIES: dict[str, Study] = {
     ),
     "momentum": Study(
         "Momentum of the conditioning",
-        lambda d: [wave(i, d.width(i), momentum=m) for i in (1, 4) for m in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)],
+        lambda d: [
+            wave(i, d.width(i), momentum=m) for i in (1, 4) for m in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
+        ],
         "momentum",
         "inner_recurrence",
         "curves",
     ),
     "noise": Study(
         "Inner recurrence and noise",
-        lambda d: [wave(i, d.width(i), noise=b) for i in (1, 2, 4) for b in (0.0, 0.05, 0.1, 0.2, 0.4)],
+        lambda d: [
+            wave(i, d.width(i), noise=b) for i in (1, 2, 4) for b in (0.0, 0.05, 0.1, 0.2, 0.4)
+        ],
         "noise",
         "inner_recurrence",
         "heat",
@@ -175,7 +189,9 @@ STUDIES: dict[str, Study] = {
     ),
     "width": Study(
         "Width of the wavefront",
-        lambda d: [wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in d.widths],
+        lambda d: [
+            wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in d.widths
+        ],
         "window",
         "inner_recurrence",
         "curves",
@@ -213,7 +229,9 @@ STUDIES: dict[str, Study] = {
     ),
     "init_scale": Study(
         "Scale of initial states",
-        lambda d: [wave(i, d.width(i), init_scale=s) for i in (1, 4) for s in (0.0, 0.25, 0.5, 1.0, 2.0)],
+        lambda d: [
+            wave(i, d.width(i), init_scale=s) for i in (1, 4) for s in (0.0, 0.25, 0.5, 1.0, 2.0)
+        ],
         "init_scale",
         "inner_recurrence",
         "curves",

@@ -19,9 +19,9 @@ from experiments.recurrent_depth.rival_settings import TASKS, Drawn, place
 from experiments.recurrent_depth.rival_times import Group, in_turns, over
 from paradec_jax import facts, load
 from paradec_jax.cli.output import progress
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source, case_of, prompts_of
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model, names_of
 
 RULE = (
@@ -57,7 +57,13 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("problems", 1), ("queries", 8), ("timed", 1), ("passes", 1), ("rows", 1)):
+        for name, least in (
+            ("problems", 1),
+            ("queries", 8),
+            ("timed", 1),
+            ("passes", 1),
+            ("rows", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
@@ -82,7 +88,9 @@ def keeps_answers(row: dict[str, Any]) -> bool:
     return row["difference_interval"][1] >= 0
 
 
-def timed(model: Model, settings: Sequence[Setting], drawn: Drawn, options: Options) -> list[dict[str, Any]]:
+def timed(
+    model: Model, settings: Sequence[Setting], drawn: Drawn, options: Options
+) -> list[dict[str, Any]]:
     """Seconds of each setting, the first of which is the baseline, as rows with the speed over it."""
     prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
     params = model.network.prepare(model.params)
@@ -116,7 +124,9 @@ def sweep(model: Model, options: Options) -> list[dict[str, Any]]:
     ]
     wanted = [i for i, row in enumerate(rows) if row["keeps_answers"]]
     wanted.sort(key=lambda i: not rows[i]["baseline"])
-    for i, speed in zip(wanted, timed(model, [pairs[i][1] for i in wanted], drawn, options), strict=True):
+    for i, speed in zip(
+        wanted, timed(model, [pairs[i][1] for i in wanted], drawn, options), strict=True
+    ):
         rows[i] |= speed
     return rows
 
@@ -139,7 +149,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = sweep(model, options)
     chosen = choice(rows)
     for row in rows:
-        speed = f"{row['tokens_per_second']:8,.0f} tokens/s" if row["keeps_answers"] else "too many lost"
+        speed = (
+            f"{row['tokens_per_second']:8,.0f} tokens/s"
+            if row["keeps_answers"]
+            else "too many lost"
+        )
         mark = "*" if chosen[row["rival"]] == row["label"] else " "
         print(
             f"{mark} {row['rival']}: {row['label']}: {row['exact']}/{row['problems']}, "

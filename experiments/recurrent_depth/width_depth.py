@@ -27,7 +27,9 @@ from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.nn import masks
 
-CURVE = tuple(sorted({round(2 ** (k / 4)) for k in range(57)}))  # prompt lengths of the figure, 1 to 16,384
+CURVE = tuple(
+    sorted({round(2 ** (k / 4)) for k in range(57)})
+)  # prompt lengths of the figure, 1 to 16,384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.preset not in RECURRENT_PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
+            raise ValueError(
+                f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}"
+            )
         for name in ("recurrence", "capacity"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -127,7 +131,9 @@ def curves(options: Options) -> list[dict]:
     config = RECURRENT_PRESETS[options.preset]
     return [
         {"tokens": tokens, "factor": factor, "variant": variant}
-        | dataclasses.asdict(work.width_over_depth(config, variant, tokens, factor, options.capacity))
+        | dataclasses.asdict(
+            work.width_over_depth(config, variant, tokens, factor, options.capacity)
+        )
         for factor, variant, tokens in itertools.product(options.factors, RULES, CURVE)
         if factor > 1
     ]
@@ -137,7 +143,9 @@ def saturation(options: Options) -> list[dict]:
     """From which prompt length on one core layer fills the ideal device."""
     rows = []
     for factor, variant in itertools.product(options.factors, work.VARIANTS):
-        at = work.filling_lengths(RECURRENT_PRESETS[options.preset], variant, factor, options.capacity)
+        at = work.filling_lengths(
+            RECURRENT_PRESETS[options.preset], variant, factor, options.capacity
+        )
         rows.append({"factor": factor, "variant": variant, "products": at[0], "attention": at[1]})
     return rows
 
@@ -153,16 +161,22 @@ def draw(options: Options, result: dict, axes: Any) -> None:
         enumerate(factors), (("no_share", "-"), ("kv_share", "--"))
     ):
         look = {"color": f"C{i}", "linestyle": style, "label": f"{variant}, s = {factor}"}
-        curve = [row for row in result["curves"] if (row["factor"], row["variant"]) == (factor, variant)]
+        curve = [
+            row for row in result["curves"] if (row["factor"], row["variant"]) == (factor, variant)
+        ]
         totals = {
-            v: np.array([work.prefill(config, v, int(n), factor, options.recurrence).total for n in lengths])
+            v: np.array(
+                [work.prefill(config, v, int(n), factor, options.recurrence).total for n in lengths]
+            )
             for v in ("depth", variant)
         }
         axes[0].plot(lengths, totals[variant] / totals["depth"], **look)
         axes[1].plot(lengths, [row["attention_achieved"] for row in curve], **look)
         if variant == "no_share":
             products = [row["products_achieved"] for row in curve]
-            axes[1].plot(lengths, products, color=f"C{i}", linestyle=":", label=f"products, s = {factor}")
+            axes[1].plot(
+                lengths, products, color=f"C{i}", linestyle=":", label=f"products, s = {factor}"
+            )
             axes[1].axhline(factor**2, color=f"C{i}", alpha=0.3, linewidth=0.8)
         axes[2].plot(lengths, [row["speedup"] for row in curve], **look)
     titles = (

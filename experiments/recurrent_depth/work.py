@@ -124,7 +124,9 @@ def prefill(
     recurrences = recurrence * factor if variant == "depth" else recurrence
     stored = config.prelude_layers + config.core_layers + config.coda_layers
     layers = stored + config.core_layers * (recurrences - 1)
-    weights = layers * layer_linear(config) + recurrences * 4 * config.width**2  # the adapter is [2D, D]
+    weights = (
+        layers * layer_linear(config) + recurrences * 4 * config.width**2
+    )  # the adapter is [2D, D]
     pairs = layers * pairs_at_once(variant, tokens, factor)
     return Cost(
         positions=positions,

@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent.adaptive import AdaptiveInfo, AdaptiveKnobs, commit_exit, recur_until_exit
+from paradec_jax.decode.recurrent.adaptive import (
+    AdaptiveInfo,
+    AdaptiveKnobs,
+    commit_exit,
+    recur_until_exit,
+)
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.latents import Inputs, empty_state
 from paradec_jax.decode.rules.windows import where_rows
@@ -48,7 +53,9 @@ class ReleasedAdaptive(DecoderBase):
         state = empty_state(self, request, 1, knobs)
         return self._read(params, state, Inputs.prompt(request), knobs, self.exit_in_prefill)
 
-    def step(self, params: Any, state: CachedState, knobs: AdaptiveKnobs) -> tuple[CachedState, AdaptiveInfo]:
+    def step(
+        self, params: Any, state: CachedState, knobs: AdaptiveKnobs
+    ) -> tuple[CachedState, AdaptiveInfo]:
         """Runs recurrences on the newest token and commits the token it predicts."""
         return self._read(params, state, Inputs.newest(state), knobs, True)
 

@@ -213,7 +213,10 @@ class BlockCallRules:
         pool = pools.push(pool, block, tail)
         tokens, count = pools.candidates(pool, state.known, block, done)
         recycled = dataclasses.replace(
-            state, tokens=state.tokens.at[at].set(tokens), count=state.count.at[at].set(count), pool=pool
+            state,
+            tokens=state.tokens.at[at].set(tokens),
+            count=state.count.at[at].set(count),
+            pool=pool,
         )
         rejected = real.fed & (done < n)
         return jax.tree.map(lambda new, old: jnp.where(rejected, new, old), recycled, state)

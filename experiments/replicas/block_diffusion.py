@@ -69,7 +69,9 @@ class ReleasedDenoising(RuledDecoder):
         state, call = read_prompt(self, params, state, request, opens=False)
         return state.store(self.network, call, state.rows.tokens)
 
-    def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
+    def step(
+        self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs
+    ) -> tuple[BlockCanvas, Denoised]:
         """A step in each row's block, or its store, after which the row may end."""
         state, call = read_block(self, params, state, fuse=False)
         new, _, choice = self.denoise(params, state, call, knobs)
@@ -79,7 +81,11 @@ class ReleasedDenoising(RuledDecoder):
         return revealed_late(new, choice.tokens, choice.where, state.cached, call.stored), info
 
     def _leftmost(
-        self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: DenoisingKnobs
+        self,
+        choice: Choice,
+        masked: Bool[Array, "B W"],
+        step: Int[Array, "B"],
+        knobs: DenoisingKnobs,
     ) -> Choice:
         """The choice of JetEngine's batched path: what exceeds the threshold, or the quota from the left."""
         sure = masked & (choice.scores > threshold_at(step, knobs))

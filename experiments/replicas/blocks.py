@@ -138,11 +138,15 @@ def next_draft(
 ) -> Int[Array, "B n"]:
     """The draft of a later block call: the known next token, and tokens drawn from all that the row holds."""
     ahead = rows.length[:, None] + jnp.arange(block)
-    drawn = jnp.take_along_axis(rows.tokens, draw(rows.keys, ahead, rows.length, block_call), axis=1)
+    drawn = jnp.take_along_axis(
+        rows.tokens, draw(rows.keys, ahead, rows.length, block_call), axis=1
+    )
     return _recorded_draft(rows, drawn.at[:, 0].set(known), block_call)
 
 
-def _recorded_draft(rows: Rows, draft: Int[Array, "B n"], block_call: Int[Array, "B"]) -> Int[Array, "B n"]:
+def _recorded_draft(
+    rows: Rows, draft: Int[Array, "B n"], block_call: Int[Array, "B"]
+) -> Int[Array, "B n"]:
     recorded = rows.recorded
     if recorded is None or recorded.drafts is None:
         return draft

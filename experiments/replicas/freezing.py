@@ -61,7 +61,9 @@ class Evidence:
         found = jnp.any(qualified, axis=1)
         last = qualified.shape[1] - 1 - jnp.argmax(qualified[:, ::-1], axis=1)
         pointer = jnp.where(found, self.start + last + 1, self.pointer)
-        return Frozen(jnp.where(found, last, 0), jnp.where(found, pointer, self.length), pointer, distance)
+        return Frozen(
+            jnp.where(found, last, 0), jnp.where(found, pointer, self.length), pointer, distance
+        )
 
     def converged(self, distance: Float[Array, "B W"], count: Int[Array, "B"]) -> "Frozen":
         """Freezes up to the last of the first `count` slots whose distance is below epsilon."""

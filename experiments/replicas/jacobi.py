@@ -109,7 +109,9 @@ class ReleasedJacobi(DecoderBase):
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> ReleasedJacobiState:
         """Reads the prompt; the predictions from its last token on are the first draft."""
         del knobs
-        rows, cache, predicted = blocks.read(self, params, request, 2 * self.block, overrun=self.block)
+        rows, cache, predicted = blocks.read(
+            self, params, request, 2 * self.block, overrun=self.block
+        )
         zeros = jnp.zeros_like(request.lengths)
         return ReleasedJacobiState(rows, cache, blocks.first_draft(rows, predicted), zeros, zeros)
 

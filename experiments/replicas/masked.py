@@ -83,7 +83,9 @@ class ReleasedMasked(DecoderBase):
             raise ValueError(f"program must be one of {', '.join(SAMPLERS)}, not {self.program!r}")
         if self.sampler not in SAMPLERS[self.program]:
             known = ", ".join(SAMPLERS[self.program])
-            raise ValueError(f"sampler of {self.program} must be one of {known}, not {self.sampler!r}")
+            raise ValueError(
+                f"sampler of {self.program} must be one of {known}, not {self.sampler!r}"
+            )
         rules.check_program(self, steps=self.steps)
 
     @property
@@ -91,7 +93,9 @@ class ReleasedMasked(DecoderBase):
         """Whether probabilities outlive a step."""
         return self.sampler == "cached"
 
-    def init(self, params: Any, request: Request, knobs: ReleasedMaskedKnobs) -> ReleasedMaskedState:
+    def init(
+        self, params: Any, request: Request, knobs: ReleasedMaskedKnobs
+    ) -> ReleasedMaskedState:
         """Fills the canvas with masks; calls nothing."""
         canvas = Canvas.of(self.begin(request, 0), self.mask)
         call = jnp.zeros_like(canvas.rows.length)
@@ -126,7 +130,9 @@ class ReleasedMasked(DecoderBase):
         kept: dict[str, Any] = {}
         if self.caches:
             kept = {"probs": probs, "fresh": jnp.broadcast_to(~moved, running.shape)}
-        return dataclasses.replace(new, call=state.call + running, **kept), ReleasedStep(needed, moved)
+        return dataclasses.replace(new, call=state.call + running, **kept), ReleasedStep(
+            needed, moved
+        )
 
     def _drawn(
         self,

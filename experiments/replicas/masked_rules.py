@@ -65,7 +65,9 @@ def uniforms(
         )
     if recorded is not None:
         step = jnp.minimum(call, recorded.shape[1] - 1)
-        return jax.vmap(lambda race, i: lax.dynamic_index_in_dim(race, i, keepdims=False))(recorded, step)
+        return jax.vmap(lambda race, i: lax.dynamic_index_in_dim(race, i, keepdims=False))(
+            recorded, step
+        )
     keys = fold(rows.keys, Purpose.NOISE, at[:, None] + jnp.arange(width), call)
     return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (vocab,), jnp.float32)))(keys)
 
@@ -120,7 +122,12 @@ def distribution(
 
 
 def predict(
-    decoder: Any, params: Any, canvas: AnyCanvas, at: Int[Array, "B"], width: int, knobs: SamplingKnobs
+    decoder: Any,
+    params: Any,
+    canvas: AnyCanvas,
+    at: Int[Array, "B"],
+    width: int,
+    knobs: SamplingKnobs,
 ) -> tuple[Float[Array, "B W V"], dict[str, Any]]:
     """Probabilities of a window's tokens after SUBS, and what the call counted, [B] each."""
     network = decoder.network
@@ -165,7 +172,11 @@ def predict_if(
 
 
 def write(
-    canvas: AnyCanvas, tokens: Int[Array, "B W"], at: Int[Array, "B"], mask: int, over: Bool[Array, "B"]
+    canvas: AnyCanvas,
+    tokens: Int[Array, "B W"],
+    at: Int[Array, "B"],
+    mask: int,
+    over: Bool[Array, "B"],
 ) -> tuple[AnyCanvas, Bool[Array, "B"]]:
     """Puts what a step has made of a window's masked positions into it; a row ends when its program does.
 
@@ -176,7 +187,10 @@ def write(
     """
     _, _, open_, _ = canvas.window(at, tokens.shape[1])
     where = open_ & (tokens != mask)
-    rows, final = canvas.rows.write(tokens, where, at), put(canvas.final, jnp.ones_like(where), at, where)
+    rows, final = (
+        canvas.rows.write(tokens, where, at),
+        put(canvas.final, jnp.ones_like(where), at, where),
+    )
     rest = jnp.arange(final.shape[1]) < rows.limit[:, None] - 1
     rows = rows.settle(final & (rest | over[:, None]))
     return dataclasses.replace(canvas, rows=rows, final=final), jnp.any(where, axis=1)

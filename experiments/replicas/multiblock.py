@@ -144,13 +144,19 @@ class ReleasedMultiBlock(DecoderBase):
         """Sizes of the arrays of a block call, and what is done with them."""
         pool = self.pool if self.variant != "plain" and self.pool > 2 else 0
         capacity = 1 if self.in_flight == 1 else CAPACITY
-        return BlockCallRules(self.block, self.in_flight, capacity, pool, self.variant, self.spec.pad)
+        return BlockCallRules(
+            self.block, self.in_flight, capacity, pool, self.variant, self.spec.pad
+        )
 
-    def init(self, params: Any, request: Request, knobs: ReleasedMultiBlockKnobs) -> ReleasedMultiBlockState:
+    def init(
+        self, params: Any, request: Request, knobs: ReleasedMultiBlockKnobs
+    ) -> ReleasedMultiBlockState:
         """Reads the prompt; the predictions from its last token on are the first draft."""
         del knobs
         rules, n = self.rules, self.block
-        rows, cache, predicted = blocks.read(self, params, request, 2 * n + rules.width + 1, overrun=2 * n)
+        rows, cache, predicted = blocks.read(
+            self, params, request, 2 * n + rules.width + 1, overrun=2 * n
+        )
         present = jax.vmap(rules.fresh)(blocks.first_draft(rows, predicted))
         return ReleasedMultiBlockState(rows, cache, present, jnp.zeros_like(request.lengths))
 
@@ -162,9 +168,13 @@ class ReleasedMultiBlock(DecoderBase):
         fed = jax.vmap(rules.feed)(state.present)
         predicted, won, counts = self._feed(params, state, fed)
         present, real = jax.vmap(rules.verify_real)(state.present, fed, predicted)
-        cache = self.network.write(state.cache, won, write_after_read(state.cached, predicted[:, 0]))
+        cache = self.network.write(
+            state.cache, won, write_after_read(state.cached, predicted[:, 0])
+        )
 
-        first, stopped = blocks.until_stop(before, real.tokens, jnp.where(real.fed, real.count + 1, 0))
+        first, stopped = blocks.until_stop(
+            before, real.tokens, jnp.where(real.fed, real.count + 1, 0)
+        )
         count = jnp.where(stopped, first, real.count)
         rows = blocks.extend(before.spend(counts, fed.count * fed.width), real.tokens, count)
 
@@ -187,7 +197,9 @@ class ReleasedMultiBlock(DecoderBase):
             spawned=spawned & ~stopped,
             promoted=jnp.where(stopped, -1, promoted),
         )
-        fresh = jax.vmap(rules.fresh)(blocks.next_draft(rows, present.known, block_call, self.block))
+        fresh = jax.vmap(rules.fresh)(
+            blocks.next_draft(rows, present.known, block_call, self.block)
+        )
         present = where_rows(over, fresh, present)
         old = (state.present, state.block_call)
         present, block_call = where_rows(~before.done, (present, block_call), old)
@@ -231,8 +243,12 @@ class ReleasedMultiBlock(DecoderBase):
     ) -> tuple[BlockCall, Bool[Array, "B"], Int[Array, "B"]]:
         """Recycles, refreshes pseudo blocks, spawns and promotes; whether one was spawned, which was promoted."""
         rules, batch = self.rules, predicted.shape[0]
-        spawn_at = jnp.ceil(knobs.spawn_ratio * self.block - 1e-4)  # 0.85 * 20 is 17, whatever the rounding
-        spawn_at, most = (jnp.broadcast_to(x, batch).astype(jnp.int32) for x in (spawn_at, knobs.blocks))
+        spawn_at = jnp.ceil(
+            knobs.spawn_ratio * self.block - 1e-4
+        )  # 0.85 * 20 is 17, whatever the rounding
+        spawn_at, most = (
+            jnp.broadcast_to(x, batch).astype(jnp.int32) for x in (spawn_at, knobs.blocks)
+        )
         present = jax.vmap(rules.recycle)(present, real)
         present = jax.vmap(rules.refresh_pseudo)(present, fed, predicted)
         present, spawned = jax.vmap(rules.spawn)(present, spawn_at, most)

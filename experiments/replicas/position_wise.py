@@ -68,7 +68,9 @@ class LossyPositionWise(RuledDecoder):
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
         return DraftedCanvas.empty(state, self.candidates)
 
-    def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Denoised]:
+    def step(
+        self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs
+    ) -> tuple[DraftedCanvas, Denoised]:
         """A block's first call, or a round, or a store."""
         alone = DenoisingKnobs(**vars(knobs))
         before, clean, at = state, state.clean, state.cached
@@ -84,7 +86,9 @@ class LossyPositionWise(RuledDecoder):
         stays = jnp.any(state.where, axis=1) & (said == fed)
         stays |= state.where[:, 0] & ~jnp.any(stays, axis=1)[:, None]
         reads = ~state.rows.done & ~clean
-        call = BlockRead(hidden=out.hidden, window=out.hidden, at=at, kv=out.kv, reads=reads, stored=clean)
+        call = BlockRead(
+            hidden=out.hidden, window=out.hidden, at=at, kv=out.kv, reads=reads, stored=clean
+        )
         info = Denoised(
             at=at,
             step=before.step,

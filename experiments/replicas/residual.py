@@ -103,7 +103,9 @@ class ReleasedSpeculative(RuledDecoder):
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
         return DraftedCanvas.empty(state, self.candidates)
 
-    def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Verified]:
+    def step(
+        self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs
+    ) -> tuple[DraftedCanvas, Verified]:
         """A block's first call, or a round, or a store."""
         alone = DenoisingKnobs(**vars(knobs))
         before, drafts = state, state.candidates(ride=False)
@@ -127,7 +129,9 @@ class ReleasedSpeculative(RuledDecoder):
         state = revealed_late(state, late.tokens, late.where, before.cached, stored)
         _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=read)
         never = jnp.zeros_like(stored)
-        info = Verified(before.cached, before.step, drafts, choices, accepted, stored, follows=never)
+        info = Verified(
+            before.cached, before.step, drafts, choices, accepted, stored, follows=never
+        )
         return drafted(self, params, state, before, read, alone), info
 
 

@@ -85,10 +85,14 @@ class ReleasedRunningWindow(DecoderBase):
     def __post_init__(self) -> None:
         blocks.check_settings(self, 2, " (a seed and a guess)")
 
-    def init(self, params: Any, request: Request, knobs: RunningWindowKnobs) -> ReleasedRunningWindowState:
+    def init(
+        self, params: Any, request: Request, knobs: RunningWindowKnobs
+    ) -> ReleasedRunningWindowState:
         """Reads the prompt; the first window is its last token and what the prefill predicted."""
         del knobs
-        rows, cache, predicted = blocks.read(self, params, request, 2 * self.block, overrun=self.block)
+        rows, cache, predicted = blocks.read(
+            self, params, request, 2 * self.block, overrun=self.block
+        )
         window = jnp.concatenate([rows.newest[0], predicted[:, :-1]], axis=1)
         return ReleasedRunningWindowState(rows, cache, window, jnp.zeros_like(request.lengths))
 
@@ -99,7 +103,9 @@ class ReleasedRunningWindow(DecoderBase):
         before, at, width = state.rows, state.cached, self.block
         positions = at[:, None] + jnp.arange(width)
         out = self.network.forward(params, state.window, positions, Prefix(state.cache, at))
-        predicted = blocks.predict(self, params, out.hidden[:, :-1])  # the last position's goes unused
+        predicted = blocks.predict(
+            self, params, out.hidden[:, :-1]
+        )  # the last position's goes unused
         cache = self.network.write(state.cache, out.kv, write_after_read(at, predicted))
 
         guesses = state.window[:, 1:]

@@ -56,7 +56,9 @@ class ReleasedStrided(DecoderBase):
     def __post_init__(self) -> None:
         rules.check_program(self, steps=self.steps, stride=self.stride, width=self.width)
         longest = self.width if self.network is None else self.network.max_length
-        if (self.width or 0) > (longest or 0) or self.stride > (self.width or longest or self.stride):
+        if (self.width or 0) > (longest or 0) or self.stride > (
+            self.width or longest or self.stride
+        ):
             raise ValueError(
                 f"width must be at most the {longest} positions the model was built for and stride at most the "
                 f"width, not {self.width} and {self.stride}"
@@ -67,12 +69,16 @@ class ReleasedStrided(DecoderBase):
         """L, no more than the buffer."""
         return min(self.width or self.network.max_length, self.size)
 
-    def init(self, params: Any, request: Request, knobs: ReleasedMaskedKnobs) -> ReleasedStridedState:
+    def init(
+        self, params: Any, request: Request, knobs: ReleasedMaskedKnobs
+    ) -> ReleasedStridedState:
         """Fills the canvas with masks; calls nothing."""
         canvas = Canvas.of(self.begin(request, self.length), self.mask)
         zero = jnp.zeros_like(canvas.rows.length)
         probs = jnp.zeros((len(zero), self.length, self.network.vocab_size), jnp.float32)
-        return ReleasedStridedState(**vars(canvas), call=zero, probs=probs, fresh=zero > 0, number=zero + 0)
+        return ReleasedStridedState(
+            **vars(canvas), call=zero, probs=probs, fresh=zero > 0, number=zero + 0
+        )
 
     def step(
         self, params: Any, state: ReleasedStridedState, knobs: ReleasedMaskedKnobs
@@ -93,7 +99,9 @@ class ReleasedStrided(DecoderBase):
         uniforms = rules.uniforms(state.rows, turn, at, *probs.shape[1:])
         best = rules.most_probable(probs, mask)
         drawn = jnp.where(last[:, None], best, race(weights, uniforms))
-        new, changed = rules.write(state, drawn, at, mask, last & (at + self.length >= state.rows.limit))
+        new, changed = rules.write(
+            state, drawn, at, mask, last & (at + self.length >= state.rows.limit)
+        )
         moved = jnp.any(changed & running)
         new = dataclasses.replace(
             new,

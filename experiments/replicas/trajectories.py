@@ -47,7 +47,9 @@ def trajectories(infos: ReleasedJacobiInfo, *, aliased: bool = False) -> list[li
     Returns:
       For each row its blocks in order.
     """
-    host = {field.name: np.asarray(getattr(infos, field.name)) for field in dataclasses.fields(infos)}
+    host = {
+        field.name: np.asarray(getattr(infos, field.name)) for field in dataclasses.fields(infos)
+    }
     rows = host["running"].shape[1]
     return [_of_row({name: x[:, row] for name, x in host.items()}, aliased) for row in range(rows)]
 

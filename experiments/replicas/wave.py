@@ -147,6 +147,8 @@ def unless_done(old: ReleasedWavefrontState, new: ReleasedWavefrontState) -> Rel
     def chosen(names: tuple[str, ...], old: Any, new: Any) -> dict[str, Any]:
         return {name: where_rows(running, getattr(new, name), getattr(old, name)) for name in names}
 
-    rows = dataclasses.replace(new.rows, **chosen(("tokens", "length", "reason"), old.rows, new.rows))
+    rows = dataclasses.replace(
+        new.rows, **chosen(("tokens", "length", "reason"), old.rows, new.rows)
+    )
     others = tuple(f.name for f in dataclasses.fields(new) if f.name not in ("rows", "cache"))
     return dataclasses.replace(new, rows=rows, **chosen(others, old, new))

@@ -31,7 +31,12 @@ from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Reason, is_stop
 from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wave import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise, on_narrowest
+from paradec_jax.decode.recurrent.wave import (
+    NOISE_MIXINGS,
+    NOISE_SCHEDULES,
+    mix_noise,
+    on_narrowest,
+)
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
@@ -99,7 +104,9 @@ class ReleasedWavefront(DecoderBase):
         """Steps that a position waits under "fixed" and "token-stability"."""
         return self._r // self.inner_recurrence
 
-    def init(self, params: Any, request: Request, knobs: ReleasedWavefrontKnobs) -> ReleasedWavefrontState:
+    def init(
+        self, params: Any, request: Request, knobs: ReleasedWavefrontKnobs
+    ) -> ReleasedWavefrontState:
         """Reads the prompt and freezes the token it predicts, or makes the prompt the first wave.
 
         Raises:
@@ -164,7 +171,9 @@ class ReleasedWavefront(DecoderBase):
         open_ = jnp.arange(self.window) <= (wave.start + wave.count - rows.length)[:, None]
         return jnp.where(open_, window(rows.tokens, rows.length, self.window), -1)
 
-    def refine(self, params: Any, state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs) -> Refined:
+    def refine(
+        self, params: Any, state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs
+    ) -> Refined:
         """Prelude and momentum, noise, r' recurrences, a token for each slot."""
         network = self.network
 
@@ -213,7 +222,8 @@ class ReleasedWavefront(DecoderBase):
         decided = RULES[self.rule](evidence)
         moved = Wave(
             shift(states, decided.drop),
-            wave.start + (self.headway * (decided.drop > 0) if self.rule == "fixed" else decided.drop),
+            wave.start
+            + (self.headway * (decided.drop > 0) if self.rule == "fixed" else decided.drop),
             total - decided.drop,
         )
         rows = dataclasses.replace(
@@ -283,7 +293,9 @@ class ReleasedWavefront(DecoderBase):
         known = jnp.arange(width) + m[:, None] < state.embedded_count[:, None]
         before = jnp.where(known[..., None], shift(state.embedded, m, width), 0)
         eta = knobs.momentum
-        return jnp.where((state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype))
+        return jnp.where(
+            (state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype)
+        )
 
     def _noise(
         self,
@@ -355,10 +367,14 @@ class ReleasedWavefront(DecoderBase):
             return jnp.take_along_axis(row, at, axis=1)
         slots = jnp.broadcast_to(jnp.arange(self.headway - 1), (index.shape[0], self.headway - 1))
         keys = fold(state.rows.keys, Purpose.FILLER, slots, state.time)
-        draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
+        draw = jax.vmap(
+            jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size))
+        )
         return jnp.take_along_axis(draw(keys), at, axis=1)
 
-    def _append(self, states: Float[Array, "B W D"], state: ReleasedWavefrontState) -> Float[Array, "B W D"]:
+    def _append(
+        self, states: Float[Array, "B W D"], state: ReleasedWavefrontState
+    ) -> Float[Array, "B W D"]:
         """States after the active ones; what lies beyond the headway is never read."""
         count = state.wave.count
         slot = jnp.arange(self.window)

@@ -60,8 +60,13 @@ class Options:
         for root in self.roots:
             if not (root / "paradec_jax").is_dir():
                 raise ValueError(f"{root} is no checkout: it has no folder paradec_jax")
-        if min(self.pairs, self.seconds, *self.batches) <= 0 or max(self.batches, default=0) > PROBLEMS:
-            raise ValueError(f"pairs, seconds and batches must be above 0, and batches at most {PROBLEMS}")
+        if (
+            min(self.pairs, self.seconds, *self.batches) <= 0
+            or max(self.batches, default=0) > PROBLEMS
+        ):
+            raise ValueError(
+                f"pairs, seconds and batches must be above 0, and batches at most {PROBLEMS}"
+            )
 
 
 # One checkout: a process in its folder that answers each line of JSON with another
@@ -114,7 +119,11 @@ class Subjects:
         decoder = decoder.bind(network, self.tokens.shape[1] + self.budget, spec)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(batch))
         request = make_request(
-            self.tokens[:batch], self.lengths[:batch], max_new_tokens=self.budget, stop=spec.stop, keys=keys
+            self.tokens[:batch],
+            self.lengths[:batch],
+            max_new_tokens=self.budget,
+            stop=spec.stop,
+            keys=keys,
         )
         params = jax.block_until_ready(decoder.prepare(params))
         jax.clear_caches()  # programs of earlier rows
@@ -145,7 +154,9 @@ def serve_turns(model: str, dtype: str) -> None:
     print(json.dumps({"rows": rows, "dtypes": subjects.dtypes()}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        reply = subjects.choose(*asked["choose"]) if "choose" in asked else subjects.turn(asked["turn"])
+        reply = (
+            subjects.choose(*asked["choose"]) if "choose" in asked else subjects.turn(asked["turn"])
+        )
         print(json.dumps(reply), file=answers, flush=True)
 
 
@@ -155,7 +166,9 @@ def serve_turns(model: str, dtype: str) -> None:
 class Worker:
     """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the parameters."""
 
-    def __init__(self, root: Path, model: str, dtype: str | None, texts: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, root: Path, model: str, dtype: str | None, texts: Sequence[tuple[str, str]]
+    ) -> None:
         words = [sys.executable, str(Path(__file__).resolve()), "--worker", model, dtype or ""]
         self.process: Any = subprocess.Popen(words, cwd=root, stdin=PIPE, stdout=PIPE, text=True)
         print(json.dumps(texts), file=self.process.stdin, flush=True)
@@ -184,14 +197,23 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return ordered[k - 1], ordered[-k], 1 - 2 * float(binom.cdf(k - 1, count, 0.5))
 
 
-def compare_row(workers: Sequence[Worker], row: int, batch: int, options: Options) -> dict[str, Any]:
+def compare_row(
+    workers: Sequence[Worker], row: int, batch: int, options: Options
+) -> dict[str, Any]:
     """One setting at one batch size, in alternation. Pairs of values: old, new."""
     tokens = [worker.ask(choose=[row, batch]) for worker in workers]
-    turns = [[worker.ask(turn=options.seconds) for worker in workers] for _ in range(1 + options.pairs)]
+    turns = [
+        [worker.ask(turn=options.seconds) for worker in workers] for _ in range(1 + options.pairs)
+    ]
     old, new = zip(*turns[1:], strict=True)  # the first turns warm up
     ratios = [after / before for before, after in zip(old, new, strict=True)]
     *interval, coverage = median_interval(ratios)
-    found = {"batch": batch, "ratio": statistics.median(ratios), "interval": interval, "coverage": coverage}
+    found = {
+        "batch": batch,
+        "ratio": statistics.median(ratios),
+        "interval": interval,
+        "coverage": coverage,
+    }
     speeds = [statistics.median(old), statistics.median(new)]
     return found | {"tokens": tokens, "tokens_per_second": speeds, "ratios": ratios}
 
@@ -201,7 +223,9 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
     # Not at the top: a worker runs this file too, and must find the package of its own checkout.
     from experiments.tasks import word_problems
 
-    texts = [(item.prompt, item.solution) for item in word_problems(PROBLEMS, seed=SEED, steps=STEPS)]
+    texts = [
+        (item.prompt, item.solution) for item in word_problems(PROBLEMS, seed=SEED, steps=STEPS)
+    ]
     workers: list[Worker] = []
     try:
         for root in options.roots:
@@ -212,7 +236,9 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
         for row in range(len(old)) if options.rows is None else options.rows:
             for batch in options.batches:
                 dtypes = {"dtypes": [worker.dtypes for worker in workers]}
-                yield {"model": model} | new[row] | dtypes | compare_row(workers, row, batch, options)
+                yield (
+                    {"model": model} | new[row] | dtypes | compare_row(workers, row, batch, options)
+                )
     finally:
         for worker in workers:
             worker.process.communicate()  # closes its input, which ends it

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = ")
-_NAMED = re.compile(r"(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.-]+)")
+_NAMED = re.compile(
+    r"(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.-]+)"
+)
 _KNOWN = re.compile(r'known_trip_count\D*"n":"(\d+)"')
 _SAME = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape")  # hand a number on
 
@@ -134,7 +136,9 @@ class _Program:
         if found := _KNOWN.search(loop.rest):
             return int(found[1])
         condition = next(
-            self.computations[part] for kind, part in _NAMED.findall(loop.rest) if kind == "condition"
+            self.computations[part]
+            for kind, part in _NAMED.findall(loop.rest)
+            if kind == "condition"
         )
         root = next(one for one in condition.values() if one.root)
         if root.op in ("fusion", "call"):

@@ -38,9 +38,13 @@ POSITIONS = (1, 2, 4, 8, 16, 32)
 
 def dot(x: Array, matrix: Array) -> Array:
     """Rows [W, D] times a matrix of D rows and one or two more axes, sums in float32."""
-    rows = jnp.concatenate([x, x]) if len(x) == 1 and matrix.dtype != x.dtype else x  # one row alone is slow
+    rows = (
+        jnp.concatenate([x, x]) if len(x) == 1 and matrix.dtype != x.dtype else x
+    )  # one row alone is slow
     out = lax.dot(
-        rows.astype(matrix.dtype), matrix.reshape(x.shape[1], -1), preferred_element_type=jnp.float32
+        rows.astype(matrix.dtype),
+        matrix.reshape(x.shape[1], -1),
+        preferred_element_type=jnp.float32,
     )
     return out[: len(x)].reshape(len(x), *matrix.shape[1:])
 
@@ -59,7 +63,11 @@ class Plain:
         """Heads [W, H, C] turned by their positions' angles [W, 1, C/2]."""
         a, b = (x[..., ::2], x[..., 1::2]) if self.recurrent else jnp.split(x, 2, -1)
         a, b = a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)
-        return jnp.stack([a, b], -1).reshape(x.shape) if self.recurrent else jnp.concatenate([a, b], -1)
+        return (
+            jnp.stack([a, b], -1).reshape(x.shape)
+            if self.recurrent
+            else jnp.concatenate([a, b], -1)
+        )
 
     def attention(self, x: Array, p: Mapping[str, Any], cache: Any, at: Array, angle: Array) -> Any:
         """A window's attention, and the cache with its keys [G, C, S] and values [G, S, C]."""
@@ -76,7 +84,9 @@ class Plain:
 
     def block(self, x: Array, p: Mapping[str, Any], cache: Any, at: Array, angle: Array) -> Any:
         names = (
-            [f"norm_{i}" for i in range(1, 5)] if self.recurrent else ["attention_norm", "", "mlp_norm", ""]
+            [f"norm_{i}" for i in range(1, 5)]
+            if self.recurrent
+            else ["attention_norm", "", "mlp_norm", ""]
         )
         before, between, after, last = (p.get(name) for name in names)
         mixed, cache = self.attention(self.norm(x, before), p["attention"], cache, at, angle)
@@ -85,7 +95,9 @@ class Plain:
         out = dot(jax.nn.silu(dot(h, mlp["gate"])) * dot(h, mlp["up"]), mlp["down"])
         return self.norm(x + out, last), cache
 
-    def scores(self, p: Any, cache: Any, tokens: Array, at: Array, latents: Array) -> tuple[Array, Any]:
+    def scores(
+        self, p: Any, cache: Any, tokens: Array, at: Array, latents: Array
+    ) -> tuple[Array, Any]:
         """Scores [W, V] of a window, and the cache; a recurrent model starts from `latents` [W, D]."""
         c, cache = self.config, dict(cache)
         exponent = jnp.arange(0, c.head_dim, 2, dtype=jnp.float32) / c.head_dim
@@ -124,10 +136,18 @@ def plain_loop(config: Any, ours: report.CallLoop) -> report.CallLoop:
     size = report.CONTEXT + tokens.shape[1]
     layers = {name: p["attention"] for name, p in params.items() if isinstance(p, Mapping)}
     heads = {name: p["k"].shape[1:] for name, p in layers.items()}
-    zeros = {name: (jnp.zeros((g, c, size)), jnp.zeros((g, size, c))) for name, (g, c) in heads.items()}
-    latents = cache.initial[0, report.CONTEXT :].astype(jnp.float32) if plain.recurrent else jnp.zeros(0)
+    zeros = {
+        name: (jnp.zeros((g, c, size)), jnp.zeros((g, size, c))) for name, (g, c) in heads.items()
+    }
+    latents = (
+        cache.initial[0, report.CONTEXT :].astype(jnp.float32) if plain.recurrent else jnp.zeros(0)
+    )
     buffers, at = (zeros, jnp.array(tokens[0]), latents), ours.at[0]
-    program = jax.jit(plain.run, donate_argnums=(1, 2, 3)).lower(params, *buffers, at, np.int32(1)).compile()
+    program = (
+        jax.jit(plain.run, donate_argnums=(1, 2, 3))
+        .lower(params, *buffers, at, np.int32(1))
+        .compile()
+    )
     return report.CallLoop(program, params, buffers, at)
 
 
@@ -146,19 +166,35 @@ def measure(name: str, positions: Sequence[int], passes: int) -> list[dict[str, 
     timings = report.in_turns(loops, report.Clock(), passes)
     rows = []
     for dtype, n in itertools.product(DTYPES, positions):
-        pair = {who: timings[dtype, n, who].each(loops[dtype, n, who].steps) for who in ("library", "plain")}
+        pair = {
+            who: timings[dtype, n, who].each(loops[dtype, n, who].steps)
+            for who in ("library", "plain")
+        }
         ratio, interval = quicker(pair["library"].wall, pair["plain"].wall)
-        row = {"shape": name, "dtype": dtype, "positions": n, "speed": ratio, "interval": ends(interval)}
+        row = {
+            "shape": name,
+            "dtype": dtype,
+            "positions": n,
+            "speed": ratio,
+            "interval": ends(interval),
+        }
         rows.append(row | {who: dataclasses.asdict(timing) for who, timing in pair.items()})
-        quickest = ", ".join(f"{who} {1e3 * min(timing.wall):.2f} ms" for who, timing in pair.items())
-        print(f"{name}, {dtype}, {n} positions: {quickest}, {ratio:.2f} times the plain speed", flush=True)
+        quickest = ", ".join(
+            f"{who} {1e3 * min(timing.wall):.2f} ms" for who, timing in pair.items()
+        )
+        print(
+            f"{name}, {dtype}, {n} positions: {quickest}, {ratio:.2f} times the plain speed",
+            flush=True,
+        )
     return rows
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, choices=list(PRESETS), metavar="PRESET")
+    parser.add_argument(
+        "--shapes", nargs="+", default=SHAPES, choices=list(PRESETS), metavar="PRESET"
+    )
     parser.add_argument("--positions", nargs="+", type=int, default=POSITIONS)
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("few_rows.json"), help="path of the JSON")

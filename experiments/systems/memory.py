@@ -71,7 +71,9 @@ class Gradients:
 
     def __post_init__(self) -> None:
         if self.preset not in RECURRENT_PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset}")
+            raise ValueError(
+                f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset}"
+            )
         if any(n < 1 or math.isqrt(n) ** 2 != n for n in self.steps):
             raise ValueError(f"steps must be squares, so that sqrt(n) divides n, not {self.steps}")
 
@@ -102,7 +104,8 @@ class Weights:
         if self.preset is not None:
             return CAUSAL_PRESETS[self.preset]
         sizes = {
-            name: getattr(self, name) for name in ("width", "feed_forward", "vocab_size", "layers", "heads")
+            name: getattr(self, name)
+            for name in ("width", "feed_forward", "vocab_size", "layers", "heads")
         }
         return CausalConfig(**sizes, kv_heads=self.heads, max_length=128, tie_embeddings=False)
 
@@ -143,7 +146,9 @@ def gradient_bytes(options: Gradients, n: int, segment: int) -> int:
     request = make_request(prompts, max_new_tokens=size - options.context)
 
     def loss(params: Any, knobs: Any) -> jax.Array:
-        return jnp.sum(rollout(decoder, params, request, knobs, n=n, segment=segment, record=motion)[1])
+        return jnp.sum(
+            rollout(decoder, params, request, knobs, n=n, segment=segment, record=motion)[1]
+        )
 
     # Knobs as arrays: a gradient needs something to be taken with respect to.
     knobs = jax.tree.map(jnp.asarray, decoder.Knobs(noise=0.1))
@@ -176,7 +181,10 @@ class Watch:
 
     def row(self, kept: float = 0.0) -> dict[str, float]:
         """MiB above idle, and of what is kept."""
-        above, anonymous = self.most - self.idle["VmRSS"], max(self.anonymous - self.idle["RssAnon"], 0.0)
+        above, anonymous = (
+            self.most - self.idle["VmRSS"],
+            max(self.anonymous - self.idle["RssAnon"], 0.0),
+        )
         return {
             "idle": self.idle["VmRSS"],
             "above_idle": above,
@@ -188,7 +196,9 @@ class Watch:
 def do(kind: str, config: CausalConfig, folder: Path) -> Any:
     """One thing done with weights in this process; `make` and `check` come before and after the kinds."""
     if kind == "make":
-        return pd.save(folder / OWN, Model(config, init_params(config, jax.random.key(0)), TokenSpec()))
+        return pd.save(
+            folder / OWN, Model(config, init_params(config, jax.random.key(0)), TokenSpec())
+        )
     if kind == "check":
         return pd.store.fingerprint(folder / OWN) == pd.store.fingerprint(folder / AGAIN)
     if kind in ("export", "import"):
@@ -204,13 +214,22 @@ def do(kind: str, config: CausalConfig, folder: Path) -> Any:
     with Watch() as watch:
         place = folder / (OTHERS if kind == "converting load" else OWN)
         leaves = jax.block_until_ready(jax.tree.leaves(pd.load(place, mesh=mesh).params))
-    return watch.row(sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards) / 2**20)
+    return watch.row(
+        sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards) / 2**20
+    )
 
 
 def in_a_process(kind: str, config: CausalConfig, folder: Path) -> Any:
     """What `do` returns, in a process of its own."""
     flags = os.environ.get("XLA_FLAGS", "") + (f" {DEVICES}" if kind == "sharded load" else "")
-    words = ["-m", "experiments.systems.memory", "--child", kind, json.dumps(config.to_dict()), str(folder)]
+    words = [
+        "-m",
+        "experiments.systems.memory",
+        "--child",
+        kind,
+        json.dumps(config.to_dict()),
+        str(folder),
+    ]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
@@ -240,7 +259,9 @@ def measure_weights(options: Weights) -> dict[str, Any]:
         for kind in KINDS:
             rows.append({"kind": kind, **in_a_process(kind, options.config, folder)})
             print(
-                "  ".join(f"{key} {x if key == 'kind' else f'{x:.0f}'}" for key, x in rows[-1].items()),
+                "  ".join(
+                    f"{key} {x if key == 'kind' else f'{x:.0f}'}" for key, x in rows[-1].items()
+                ),
                 flush=True,
             )
         same = in_a_process("check", options.config, folder)
@@ -251,7 +272,10 @@ def measure_weights(options: Weights) -> dict[str, Any]:
 def main(options: Gradients | Weights) -> None:
     """Prints and writes the rows."""
     if isinstance(options, Gradients):
-        shapes, found = parameter_shapes(RECURRENT_PRESETS[options.preset]), measure_gradients(options)
+        shapes, found = (
+            parameter_shapes(RECURRENT_PRESETS[options.preset]),
+            measure_gradients(options),
+        )
     else:
         shapes, found = parameter_shapes(options.config), measure_weights(options)
     write_record(options.out, options, found, dtypes=facts.dtypes(shapes))
@@ -259,7 +283,9 @@ def main(options: Gradients | Weights) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(do(sys.argv[2], CausalConfig(**json.loads(sys.argv[3])), Path(sys.argv[4]))))
+        print(
+            json.dumps(do(sys.argv[2], CausalConfig(**json.loads(sys.argv[3])), Path(sys.argv[4])))
+        )
     else:
         try:
             main(tyro.cli(Gradients | Weights))  # type: ignore[arg-type]

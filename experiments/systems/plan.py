@@ -130,7 +130,9 @@ class Options:
         for name in other:
             if getattr(self, name) != usual[name]:
                 where = (
-                    "with --decode, not of a train step" if train else "of a train step, not with --decode"
+                    "with --decode, not of a train step"
+                    if train
+                    else "of a train step, not with --decode"
                 )
                 raise ValueError(f"{name} is an option {where}")
         if self.preset not in PRESETS:
@@ -177,7 +179,9 @@ def devices_of(target: str) -> list[Any]:
             )
         return found[: int(shape)]
     if kind == "cpu" or not all(part.isdigit() for part in shape.split("x")):
-        raise ValueError(f"target must be like 'v5p:2x2x2' (chips of a TPU) or 'cpu:8', not {target!r}")
+        raise ValueError(
+            f"target must be like 'v5p:2x2x2' (chips of a TPU) or 'cpu:8', not {target!r}"
+        )
     from jax.experimental import topologies
 
     for name, value in _NO_HOST.items():
@@ -204,7 +208,9 @@ def mesh_of_target(devices: Sequence[Any], mesh: str) -> Any:
     for part in mesh.split(","):
         name, _, size = part.partition("=")
         if name not in sizes or not size.isdigit() or not int(size):
-            raise ValueError(f"mesh must be sizes of {', '.join(AXES)} such as 'data=2,fsdp=4', not {mesh!r}")
+            raise ValueError(
+                f"mesh must be sizes of {', '.join(AXES)} such as 'data=2,fsdp=4', not {mesh!r}"
+            )
         sizes[name] = int(size)
     count = sizes["data"] * sizes["fsdp"] * sizes["tensor"]
     if count > len(devices):
@@ -237,7 +243,9 @@ def loss_of(config: ModelConfig, chunk: int | None) -> Any:
     """The family's objective, logits made for `chunk` positions at a time."""
     network, spec = network_of(config), spec_of(config)
     if isinstance(config, RecurrentDepthConfig):
-        return losses.recurrent_loss(network, losses.poisson_lognormal(config.mean_recurrence), chunk=chunk)
+        return losses.recurrent_loss(
+            network, losses.poisson_lognormal(config.mean_recurrence), chunk=chunk
+        )
     if isinstance(config, CausalConfig):
         return losses.next_token_loss(network, chunk=chunk)
     if isinstance(config, MaskedDiffusionConfig):
@@ -257,11 +265,14 @@ def batch_of(config: ModelConfig, rows: int, length: int) -> dict[str, jax.Shape
     return {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
 
 
-def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk: int | None) -> Program:
+def train_program(
+    config: ModelConfig, mesh: Any, rows: int, length: int, chunk: int | None
+) -> Program:
     """The update that `fit` compiles on a mesh: AdamW, clipped, its state donated."""
     optimizer = adamw(1e-4, STEPS)
     state = jax.eval_shape(
-        lambda params: TrainState.create(params, optimizer, jax.random.key(0)), parameter_shapes(config)
+        lambda params: TrainState.create(params, optimizer, jax.random.key(0)),
+        parameter_shapes(config),
     )
     batch, where = batch_of(config, rows, length), state_shardings(state, mesh)
     update = make_train_step(loss_of(config, chunk), optimizer).update
@@ -282,7 +293,9 @@ def placed_shapes(tree: Any, where: Any) -> Any:
       tree: arrays, or shapes of them.
       where: a sharding for each.
     """
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, where)
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, where
+    )
 
 
 def constant_steps(config: ModelConfig) -> int:
@@ -309,9 +322,13 @@ def decode_programs(
       ValueError: a decoder that the family has not, that needs a second network, or a request beyond the model.
     """
     family = family_of(config)
-    kinds = {row.name: type(row.decoder)() for row in family.settings if not row.decoder.further_networks}
+    kinds = {
+        row.name: type(row.decoder)() for row in family.settings if not row.decoder.further_networks
+    }
     if name not in kinds:
-        raise ValueError(f"decode must be one of {', '.join(kinds)} for {family.name}, not {name!r}")
+        raise ValueError(
+            f"decode must be one of {', '.join(kinds)} for {family.name}, not {name!r}"
+        )
     network = network_of(config)
     decoder = kinds[name].bind(network, length + new, spec_of(config))
     tokens = np.zeros((rows, length), np.int32)
@@ -321,7 +338,9 @@ def decode_programs(
     params = jax.eval_shape(decoder.prepare, parameter_shapes(config))  # no matrix is joined
     params = placed_shapes(params, shardings(params, mesh))
     request = placed_shapes(request, row_shardings(request, mesh))
-    context = {} if network.visibility == "full" else {"work": int(network.work(rows, length, 0).flops)}
+    context = (
+        {} if network.visibility == "full" else {"work": int(network.work(rows, length, 0).flops)}
+    )
     with on(mesh):
         start = drive.start.trace(decoder, params, request, knobs)
 
@@ -351,7 +370,9 @@ def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], An
         if used is None:
             raise
         size = float(used[1]) / (1024 if used[2] == "M" else 1)
-        return row | {"fits": False, "gib": size, "said": str(error)[:4000]} | _seconds(start, busy), None
+        return row | {"fits": False, "gib": size, "said": str(error)[:4000]} | _seconds(
+            start, busy
+        ), None
     seconds = _seconds(start, busy)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     kinds = ("argument", "output", "alias", "temp", "generated_code")
@@ -404,7 +425,9 @@ def largest_of(
     """
     second = {row["program"]: row for row in twice if row.get("products", 1)}
     return {
-        row["program"]: largest(row, second[row["program"]], unit) for row in rows if row["program"] in second
+        row["program"]: largest(row, second[row["program"]], unit)
+        for row in rows
+        if row["program"] in second
     }
 
 
@@ -435,7 +458,9 @@ def show(row: dict[str, Any]) -> None:
         f"{head} ({parts}); compiled in "
         f"{row['compile_seconds']:.0f} s, {row['compile_processor_seconds']:.0f} s of processor time"
     )
-    print(f"  {row['products'] / 1e12:.2f} Tflop a chip{work}; XLA counts {row['xla_flops'] / 1e12:.2f}")
+    print(
+        f"  {row['products'] / 1e12:.2f} Tflop a chip{work}; XLA counts {row['xla_flops'] / 1e12:.2f}"
+    )
     for kind, one in row["collectives"].items():
         print(f"  {kind}: {one['count']}, {one['bytes'] / GIB:.3f} GiB a chip")
     if row["loops_by_data"]:
@@ -459,7 +484,8 @@ def line(
         f"{row['batch']} x {options['seq']}",
         f"{row['gib']:.1f}" + ("" if row["fits"] else ", does not fit"),
         ", ".join("" if number is None else f"{number:.4g}" for number in tera),
-        ", ".join(f"{SHORT[kind]} {one['bytes'] / GIB:.3g}" for kind, one in through.items()) or "none",
+        ", ".join(f"{SHORT[kind]} {one['bytes'] / GIB:.3g}" for kind, one in through.items())
+        or "none",
         f"{row['compile_processor_seconds']:.0f}, {row['compile_seconds']:.0f}",
         ", ".join(str(size) for size in largest.values()) or none,
     )
@@ -490,13 +516,18 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # which would hide the seconds
     mesh = mesh_of_target(devices_of(options.target), options.mesh)
     dtypes = ["bfloat16", *({"float32"} if options.decode is None else ())]
-    begun = record(options, {}, dtypes)["facts"]  # of the sources as they are now: compilations take minutes
+    begun = record(options, {}, dtypes)[
+        "facts"
+    ]  # of the sources as they are now: compilations take minutes
     rows = plan(options, mesh, options.batch)
     found: dict[str, Any] = {"rows": rows, "chips": mesh.size}
     if options.largest:
         if options.out is not None:  # the second compilation may fail or be ended
             write_record(options.out, options, found | {"facts": begun}, dtypes=dtypes)
-        twice, unit = plan(options, mesh, 2 * options.batch), mesh.shape["data"] * mesh.shape["fsdp"]
+        twice, unit = (
+            plan(options, mesh, 2 * options.batch),
+            mesh.shape["data"] * mesh.shape["fsdp"],
+        )
         found |= {"rows": [*rows, *twice], "largest_batch": largest_of(rows, twice, unit)}
     if options.target.startswith("cpu"):
         found["memory"] = "by the CPU's compiler: no plan"
@@ -505,7 +536,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     for row in found["rows"]:
         show(row)
     for name, sizes in found.get("largest_batch", {}).items():
-        print(f"largest batch, {name}: " + ", ".join(f"{limit} {size}" for limit, size in sizes.items()))
+        print(
+            f"largest batch, {name}: "
+            + ", ".join(f"{limit} {size}" for limit, size in sizes.items())
+        )
     if "memory" in found:
         print(found["memory"])
 

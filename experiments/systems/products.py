@@ -22,7 +22,11 @@ def products(jaxpr: Any, unknown: int = 1) -> int:
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
             shape = equation.invars[0].aval.shape
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
+            total += (
+                2
+                * math.prod(equation.outvars[0].aval.shape)
+                * math.prod(shape[i] for i in contracted)
+            )
         elif name == "cond":
             total += max(products(branch, unknown) for branch in parameters["branches"])
         elif name == "while":
@@ -42,10 +46,14 @@ def _times(name: str, parameters: dict[str, Any], unknown: int) -> int:
         mesh = parameters["mesh"]
         return math.prod(mesh.shape[axis] for axis in parameters["newly_manual_axes"])
     if name == "pallas_call":
-        return math.prod(n if isinstance(n, int) else unknown for n in parameters["grid_mapping"].grid)
+        return math.prod(
+            n if isinstance(n, int) else unknown for n in parameters["grid_mapping"].grid
+        )
     return 1
 
 
 def _inner(parameters: dict[str, Any]) -> list[Any]:
     """Programs among the parameters of an equation."""
-    return [value for value in parameters.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
+    return [
+        value for value in parameters.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")
+    ]

@@ -39,18 +39,32 @@ from experiments.systems.machine import in_words, memory_left
 from experiments.tasks import word_problems
 from paradec_jax import facts, load, losses
 from paradec_jax.config import CAUSAL_PRESETS, ModelConfig, RecurrentDepthConfig
-from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static, make_request, run
+from paradec_jax.decode import (
+    AutoRegressive,
+    BlockDenoising,
+    Jacobi,
+    Masked,
+    Static,
+    make_request,
+    run,
+)
 from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.evaluate.cases import Prompts, case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.models import update_flops
 from paradec_jax.train import TrainState, make_train_step
 
-SHARES = {"device": 8, "calls": 42, "autoregressive": 14, "bundled": 24, "training": 12}  # of the minutes
+SHARES = {
+    "device": 8,
+    "calls": 42,
+    "autoregressive": 14,
+    "bundled": 24,
+    "training": 12,
+}  # of the minutes
 WINDOWS = ((1, 8, 32), (2, 4, 16), (64, 128, 256))  # positions of a call, the important ones first
 CALLS = ("qwen3-0.6b", "smollm2-135m", "sdar-1.7b", "huginn-0125", "mdlm-small")
 ONE_BY_ONE = ("qwen3-0.6b", "smollm2-135m", "huginn-0125")
@@ -60,10 +74,20 @@ PASSES, SEED = 5, 1
 LONG = 0.2  # seconds that a timed loop should take
 shapes_of = functools.lru_cache(parameter_shapes)  # tracing a whole network takes seconds
 GRACE = 15.0  # seconds after the minutes, when a compilation that still runs is given up
-MOST_COPIES = 2.5  # of a model's weights in memory at once: as drawn, as prepared, and what a program needs
+MOST_COPIES = (
+    2.5  # of a model's weights in memory at once: as drawn, as prepared, and what a program needs
+)
 STATES = 8  # the same in a training step: gradients, moments, updates, new values, and logits
 LEGEND = "A time is the median of the passes. 1.50x means 1.5 times as fast as the setting named after it."
-COLUMNS = ("part", "what", "setting", "time [quickest, slowest]", "processor time", "figure", "against [95%]")
+COLUMNS = (
+    "part",
+    "what",
+    "setting",
+    "time [quickest, slowest]",
+    "processor time",
+    "figure",
+    "against [95%]",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +100,13 @@ class Timing:
     def each(self, count: float, less: "Timing | None" = None) -> "Timing":
         """Seconds of one of `count` equal parts, of what this takes longer than another where one is given."""
         other = Timing((0.0,) * len(self.wall), (0.0,) * len(self.busy)) if less is None else less
-        wall, busy = zip(self.wall, other.wall, strict=True), zip(self.busy, other.busy, strict=True)
-        return Timing(*(tuple(max(a - b, 1e-9) / count for a, b in pairs) for pairs in (wall, busy)))
+        wall, busy = (
+            zip(self.wall, other.wall, strict=True),
+            zip(self.busy, other.busy, strict=True),
+        )
+        return Timing(
+            *(tuple(max(a - b, 1e-9) / count for a, b in pairs) for pairs in (wall, busy))
+        )
 
     @property
     def seconds(self) -> float:
@@ -96,7 +125,9 @@ class Clock:
         return max(self.end - time.monotonic(), 0.0)
 
 
-def in_turns(calls: Mapping[Any, Callable[[], Any]], clock: Clock, passes: int = PASSES) -> dict[Any, Timing]:
+def in_turns(
+    calls: Mapping[Any, Callable[[], Any]], clock: Clock, passes: int = PASSES
+) -> dict[Any, Timing]:
     """Times calls that were warmed up, each in its turn in every pass: two passes, and more while time is left."""
     found: dict[Any, list[tuple[float, float]]] = {name: [] for name in calls}
     for done in range(passes):
@@ -109,7 +140,9 @@ def in_turns(calls: Mapping[Any, Callable[[], Any]], clock: Clock, passes: int =
     return {name: Timing(*zip(*pairs, strict=True)) for name, pairs in found.items()}
 
 
-def compiled(jobs: Mapping[str, Callable[[], Any]], clock: Clock) -> tuple[dict[str, Any], dict[str, str]]:
+def compiled(
+    jobs: Mapping[str, Callable[[], Any]], clock: Clock
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Runs jobs that compile, several at once; what came out in time, and why the others did not."""
     pool = concurrent.futures.ThreadPoolExecutor(facts.device()["threads"])
     futures = {name: pool.submit(job) for name, job in jobs.items()}
@@ -135,14 +168,23 @@ class Report:
         self.left_out: list[dict[str, Any]] = []
 
     def add(
-        self, place: tuple[str, str, str], timing: Timing, figure: str, base: Any = None, **more: Any
+        self,
+        place: tuple[str, str, str],
+        timing: Timing,
+        figure: str,
+        base: Any = None,
+        **more: Any,
     ) -> None:
         """Adds a row of a part, a thing and its setting.
 
         The ratio is that to `base`: a name, its timing, and the work done here and there.
         """
         row: dict[str, Any] = dict(zip(("part", "what", "setting"), place, strict=True))
-        row |= {"seconds": timing.seconds, "passes": list(timing.wall), "processor": list(timing.busy)}
+        row |= {
+            "seconds": timing.seconds,
+            "passes": list(timing.wall),
+            "processor": list(timing.busy),
+        }
         if base is not None:
             ratio, interval = quicker(timing.wall, base[1].wall, *base[2:])
             row |= {"against": base[0], "speedup": ratio, "speedup_interval": ends(interval)}
@@ -160,20 +202,26 @@ class Report:
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         left = "".join(f"\n- {one['part']}, {one['what']}: {one['why']}" for one in self.left_out)
         text = f"# What this device does\n\n{in_words(facts.facts())}. {LEGEND}\n\n{table}\n"
-        atomic_write_text(self.out / "report.md", text + (f"\nNot measured:\n{left}\n" if left else ""))
+        atomic_write_text(
+            self.out / "report.md", text + (f"\nNot measured:\n{left}\n" if left else "")
+        )
 
 
 def cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """One row of the table."""
     took = f"{duration(row['seconds'])} [{duration(min(row['passes']))}, {duration(max(row['passes']))}]"
-    ratio = "against" in row and f"{times(row['speedup'], row['speedup_interval'])} {row['against']}"
+    ratio = (
+        "against" in row and f"{times(row['speedup'], row['speedup_interval'])} {row['against']}"
+    )
     busy = duration(statistics.median(row["processor"]))
     return row["part"], row["what"], row["setting"], took, busy, row["figure"], ratio or ""
 
 
 def duration(seconds: float) -> str:
     """Seconds in the unit that suits them."""
-    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("us", 1e6))
+    unit, scale = next(
+        ((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("us", 1e6)
+    )
     return f"{seconds * scale:.3g} {unit}"
 
 
@@ -287,11 +335,15 @@ def _random(shape: tuple[int, ...], dtype: Any, seed: Array) -> Array:
 def random_params(config: ModelConfig) -> Any:
     """Raw random parameters."""
     leaves, treedef = jax.tree.flatten(shapes_of(config))
-    drawn = [_random(leaf.shape, leaf.dtype, jnp.uint32(97 * i + 1)) for i, leaf in enumerate(leaves)]
+    drawn = [
+        _random(leaf.shape, leaf.dtype, jnp.uint32(97 * i + 1)) for i, leaf in enumerate(leaves)
+    ]
     return jax.tree.unflatten(treedef, drawn)
 
 
-def can_begin(report: Report, clock: Clock, part: str, what: str, config: ModelConfig, copies: float) -> bool:
+def can_begin(
+    report: Report, clock: Clock, part: str, what: str, config: ModelConfig, copies: float
+) -> bool:
     """Whether there is time, and memory for so many copies of the weights; notes what is missing."""
     left = memory_left()
     size = copies * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes_of(config)))
@@ -322,7 +374,9 @@ def run_calls(network: Any, params: Any, cache: Any, tokens: Array, at: Array, s
         prefix = None if cache is None else Prefix(cache, at)
         out = network.forward(params, tokens, positions, prefix)
         found = jnp.argmax(network.logits(params, out.hidden), axis=-1).astype(jnp.int32)
-        return (cache if cache is None else network.write(cache, out.kv, write_after_read(at, found))), found
+        return (
+            cache if cache is None else network.write(cache, out.kv, write_after_read(at, found))
+        ), found
 
     return lax.fori_loop(0, steps, step, (cache, tokens))
 
@@ -350,7 +404,11 @@ def call_loop(config: ModelConfig, params: Any, positions: int, context: int) ->
     """The loop of calls over so many positions; its program is compiled once in a process."""
     network = network_at(config)
     context = 0 if network.visibility == "full" else context
-    draw = np.random.default_rng(SEED).integers(0, config.vocab_size - 1, (1, positions)).astype(np.int32)
+    draw = (
+        np.random.default_rng(SEED)
+        .integers(0, config.vocab_size - 1, (1, positions))
+        .astype(np.int32)
+    )
     cache = None
     if network.visibility != "full":
         cache = network.init_cache(jax.random.split(jax.random.key(SEED), 1), context + positions)
@@ -394,7 +452,9 @@ def calls(report: Report, clock: Clock) -> None:
                 report.write()
 
 
-def measure_calls(report: Report, clock: Clock, config: ModelConfig, name: str, group: Sequence[int]) -> None:
+def measure_calls(
+    report: Report, clock: Clock, config: ModelConfig, name: str, group: Sequence[int]
+) -> None:
     """A row for each number of positions of a group, beside a call over one position."""
     network = network_at(config)
     context = 0 if network.visibility == "full" else CONTEXT
@@ -404,18 +464,32 @@ def measure_calls(report: Report, clock: Clock, config: ModelConfig, name: str, 
     limits, depth = rates(config.dtype), getattr(network, "recurrence", None)
     for positions in [n for n in group if n in found]:
         timing, work, base = found[positions], network.work(1, positions, context), None
-        reads, products = (n / timing.seconds for n in (work.bytes / limits.read, work.flops / limits.flops))
+        reads, products = (
+            n / timing.seconds for n in (work.bytes / limits.read, work.flops / limits.flops)
+        )
         share, limit = max((reads, "reads"), (products, "products"))
-        more: dict[str, Any] = {"positions": positions, "context": context, "share": share, "limit": limit}
+        more: dict[str, Any] = {
+            "positions": positions,
+            "context": context,
+            "share": share,
+            "limit": limit,
+        }
         figure = f"{100 * share:.0f}% of {limit}"
         if positions > 1 and 1 in found:
             # As many calls over one position: the tokens that a call must commit to gain.
             needed, interval = quicker(found[1].wall, timing.wall)
             more |= {"needed": needed, "needed_interval": ends(interval)}
-            figure, base = f"{figure}, costs {needed:.2f} calls", ("a call over 1 position", found[1])
+            figure, base = (
+                f"{figure}, costs {needed:.2f} calls",
+                ("a call over 1 position", found[1]),
+            )
         setting = f"{positions} positions" + ("" if depth is None else f", {depth} recurrences")
         report.add(
-            ("calls", name, setting if context else f"canvas of {positions}"), timing, figure, base, **more
+            ("calls", name, setting if context else f"canvas of {positions}"),
+            timing,
+            figure,
+            base,
+            **more,
         )
 
 
@@ -432,7 +506,9 @@ def measure_tokens(report: Report, clock: Clock, config: ModelConfig, name: str)
     """One row; one program reads the prompt, and decodes unless it is told to take no step."""
     network = network_at(config)
     params, depth = network.prepare(random_params(config)), getattr(network, "recurrence", None)
-    decoder: Any = AutoRegressive(greedy=True) if depth is None else Static(recurrence=depth, greedy=True)
+    decoder: Any = (
+        AutoRegressive(greedy=True) if depth is None else Static(recurrence=depth, greedy=True)
+    )
     prompt = np.random.default_rng(SEED).integers(0, config.vocab_size - 1, (1, CONTEXT))
     request = make_request(prompt, max_new_tokens=TOKENS, seed=SEED)
     whole = functools.partial(run, decoder.bind(network, CONTEXT + TOKENS), params, request)
@@ -472,7 +548,9 @@ def prompts_here(model: Any, count: int) -> Prompts:
     """Prompts of unseen word problems; of a model that writes texts, nothing to begin with."""
     if model.family == "masked_diffusion":
         nothing = np.zeros((count, 0), np.int32), np.zeros(count, np.int32)
-        return Prompts(*nothing, jax.random.split(jax.random.key(SEED), count), 64, model.token_spec.stop)
+        return Prompts(
+            *nothing, jax.random.split(jax.random.key(SEED), count), 64, model.token_spec.stop
+        )
     texts = [problem.prompt for problem in word_problems(count, seed=SEED, steps=(2, 4))]
     return prompts_of(model, texts, SEED, 96)
 
@@ -482,7 +560,9 @@ def bundled(report: Report, clock: Clock, batches: Sequence[int] = (1, 8, 64)) -
     models = {name: load(name) for name in PAIRS}
     for batch in batches:
         for name, model in models.items():
-            if can_begin(report, clock, "bundled", f"{name}, batch {batch}", model.config, 2 * MOST_COPIES):
+            if can_begin(
+                report, clock, "bundled", f"{name}, batch {batch}", model.config, 2 * MOST_COPIES
+            ):
                 measure_model(report, clock, f"{name}, batch {batch}", model, PAIRS[name], batch)
                 report.write()
 
@@ -497,14 +577,18 @@ def measure_model(
 
     def decode(setting: Setting) -> list[Any]:
         case = case_of(setting, model, prompts.size, params)
-        return jax.block_until_ready([run(case.decoder, params, one, case.knobs) for one in requests])
+        return jax.block_until_ready(
+            [run(case.decoder, params, one, case.knobs) for one in requests]
+        )
 
     jobs = {setting.name: functools.partial(decode, setting) for setting in settings}
     done, left = compiled(jobs, clock)
     for setting, why in left.items():
         report.leave("bundled", f"{name}, {setting}", why)
     timings, first = in_turns({setting: jobs[setting] for setting in done}, clock), settings[0].name
-    tokens = {setting: sum(int(np.sum(one.generated)) for one in found) for setting, found in done.items()}
+    tokens = {
+        setting: sum(int(np.sum(one.generated)) for one in found) for setting, found in done.items()
+    }
     for setting, timing in timings.items():
         base = None
         if setting != first and first in timings:
@@ -512,7 +596,12 @@ def measure_model(
         made = sum(int(np.sum(found.network_calls)) for found in done[setting])
         speed = tokens[setting] / timing.seconds
         figure = f"{speed:,.0f} tokens/s, {tokens[setting] / made:.2f} tokens a call"
-        more = {"tokens": tokens[setting], "network_calls": made, "tokens_per_second": speed, "batch": batch}
+        more = {
+            "tokens": tokens[setting],
+            "network_calls": made,
+            "tokens_per_second": speed,
+            "batch": batch,
+        }
         report.add(("bundled", name, setting), timing, figure, base, **more)
 
 
@@ -528,7 +617,11 @@ def training(report: Report, clock: Clock) -> None:
     optimizer = optax.adam(1e-4)
     state = TrainState.create(random_params(config), optimizer, jax.random.key(SEED))
     update = make_train_step(losses.next_token_loss(network), optimizer)
-    tokens = np.random.default_rng(SEED).integers(0, config.vocab_size, (batch, length + 1)).astype(np.int32)
+    tokens = (
+        np.random.default_rng(SEED)
+        .integers(0, config.vocab_size, (batch, length + 1))
+        .astype(np.int32)
+    )
     weights = np.ones((batch, length), np.float32)
     given = jax.device_put({"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights})
 
@@ -544,7 +637,9 @@ def training(report: Report, clock: Clock) -> None:
     flops, rate = update_flops(network, batch, length), rates(config.dtype).flops
     share = flops / timing.seconds / rate
     figure = f"{100 * share:.0f}% model FLOP utilisation, {batch * length / timing.seconds:,.0f} positions/s"
-    report.add(("training", what, f"a step, {config.dtype}"), timing, figure, share=share, flops=flops)
+    report.add(
+        ("training", what, f"a step, {config.dtype}"), timing, figure, share=share, flops=flops
+    )
 
 
 PARTS: dict[str, Callable[[Report, Clock], None]] = {
@@ -556,7 +651,9 @@ def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)
     """Measures the parts in their order; each gets its share of the minutes, and leaves the rest to the next ones."""
     if not minutes > 0 or not parts or set(parts) - set(PARTS):
         known = ", ".join(PARTS)
-        raise ValueError(f"minutes must be above 0 and parts among {known}, not {minutes} and {parts}")
+        raise ValueError(
+            f"minutes must be above 0 and parts among {known}, not {minutes} and {parts}"
+        )
     whole = Clock(60 * minutes)
     report = Report(out, {"minutes": minutes, "parts": list(parts), "seed": SEED})
     chosen = [name for name in PARTS if name in parts]
@@ -565,7 +662,10 @@ def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)
         begun = len(report.rows)
         try:
             PARTS[name](report, Clock(share * whole.left()))
-        except (RuntimeError, MemoryError) as error:  # a device that refuses, such as one without memory
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # a device that refuses, such as one without memory
             report.leave(name, "the rest of the part", " ".join(str(error).split())[:200])
         report.write()
         print("\n".join(" | ".join(cells_of(row)) for row in report.rows[begun:]), flush=True)
@@ -577,8 +677,12 @@ def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=8.0, help="time of the whole report (default 8)")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="time of the whole report (default 8)"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", default=list(PARTS), help=f"some of: {', '.join(PARTS)}"
+    )
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder (default report)")
     options = parser.parse_args()
     jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))

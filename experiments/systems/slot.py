@@ -28,10 +28,10 @@ from experiments.real.settings import SETTINGS, chats
 from experiments.systems import report
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends
-from paradec_jax.evaluate.setting import Setting
-from paradec_jax.timing import Speed, compile_all, measure
+from paradec_jax.evaluate.timing import Speed, compile_all, measure
 
 BLOCKS = pd.BlockDenoising(rule="factor")
 ALONE = dataclasses.replace(BLOCKS, fuse_store=False, fuse_prompt=False)
@@ -44,9 +44,18 @@ LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a ma
         "58eda7cce9ea4b3a",
     ),
     "tiny-sdar": (ALONE, BLOCKS, None, "58eda7cce9ea4b3a"),
-    "tiny-mdlm-distilled": (pd.Masked(), pd.Masked(), pd.Masked.Knobs(steps=16), "35b333d02c5172fc"),
+    "tiny-mdlm-distilled": (
+        pd.Masked(),
+        pd.Masked(),
+        pd.Masked.Knobs(steps=16),
+        "35b333d02c5172fc",
+    ),
 }
-TOKENS, BATCHES, PASSES = 64, (1, 8, 64), 3  # new tokens of a text, and prompt tokens of a random one
+TOKENS, BATCHES, PASSES = (
+    64,
+    (1, 8, 64),
+    3,
+)  # new tokens of a text, and prompt tokens of a random one
 TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m-bfloat16.json"
 
 
@@ -55,7 +64,9 @@ def answers(name: str, parallel: bool) -> list[list[int]]:
     model, knobs = pd.load(name), LAWS[name][2]
     prompts = report.prompts_here(model, 4)
     case = case_of(Setting(name, LAWS[name][parallel], knobs), model, prompts.size)
-    requests = [prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])]
+    requests = [
+        prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])
+    ]
     with jax.default_matmul_precision("highest"):
         done = [pd.run(case.decoder, case.params, one, case.knobs) for one in requests]
     return [ids for one in done for ids in one.completions()]
@@ -63,13 +74,19 @@ def answers(name: str, parallel: bool) -> list[list[int]]:
 
 def laws(out: Path, clock: report.Clock) -> None:
     """Writes for each family whether the tokens are equal, and those that were recorded."""
-    jobs = {f"{name} {way}": functools.partial(answers, name, bool(way)) for name in LAWS for way in (0, 1)}
+    jobs = {
+        f"{name} {way}": functools.partial(answers, name, bool(way))
+        for name in LAWS
+        for way in (0, 1)
+    }
     (done, left), rows = report.compiled(jobs, clock), []
     for name, (*_, recorded) in LAWS.items():
         plain, parallel = (done.get(f"{name} {way}") for way in (0, 1))
         digest = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
         equal = plain is not None and plain == parallel
-        rows.append({"model": name, "digest": digest, "equal": equal, "recorded": digest == recorded})
+        rows.append(
+            {"model": name, "digest": digest, "equal": equal, "recorded": digest == recorded}
+        )
         print(rows[-1], left, flush=True)
     write_record(out / "laws.json", {}, {"rows": rows, "left_out": left})
 
@@ -88,7 +105,9 @@ def prompts_here(model: Any, count: int) -> Prompts:
     if model.tokenizer is not None:
         texts = list(chats(model).values()) * -(-count // 10)
         return prompts_of(model, texts[:count], report.SEED, TOKENS)
-    drawn = np.random.default_rng(report.SEED).integers(0, model.network.vocab_size, (count, TOKENS))
+    drawn = np.random.default_rng(report.SEED).integers(
+        0, model.network.vocab_size, (count, TOKENS)
+    )
     keys = jax.random.split(jax.random.key(report.SEED), count)
     return Prompts(drawn.astype(np.int32), np.full(count, TOKENS, np.int32), keys, TOKENS)
 
@@ -99,7 +118,9 @@ def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> No
     params = model.network.prepare(model.params)
     for batch in BATCHES[: 2 if toy else None]:
         prompts = prompts_here(model, batch if real is None else max(batch, 4))
-        requests = [prompts.request(range(at, at + batch)) for at in range(0, len(prompts.lengths), batch)]
+        requests = [
+            prompts.request(range(at, at + batch)) for at in range(0, len(prompts.lengths), batch)
+        ]
         cases = {one.name: case_of(one, model, prompts.size, params) for one in SETTINGS}
         groups[batch] = cases, requests
         for name, case in cases.items():
@@ -111,11 +132,18 @@ def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> No
             continue  # nothing to compare with
         speeds = measure([cases[name] for name in ready], requests, passes=PASSES)
         for name, speed in zip(ready, speeds, strict=True):
-            rows.append({"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0]))
-            told = {key: rows[-1][key] for key in ("milliseconds", "tokens_per_second", "speedup", "share")}
+            rows.append(
+                {"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0])
+            )
+            told = {
+                key: rows[-1][key]
+                for key in ("milliseconds", "tokens_per_second", "speedup", "share")
+            }
             print(f"{name}, batch {batch}:", told, flush=True)
         options = {"real": real, "toy": toy, "tokens": TOKENS, "passes": PASSES}
-        write_record(out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"])
+        write_record(
+            out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"]
+        )
     print("left out:", left)
 
 
@@ -123,16 +151,28 @@ def row_of(model: Any, name: str, batch: int, speed: Speed, base: Speed) -> dict
     """Seconds and tokens of a call, tokens a second, and the ratio to one by one at the same batch."""
     reading = [np.sum(of.each_reading, axis=1) for of in (speed, base)]
     call, base_call = (
-        np.maximum(of.passes - read, 1e-6) / of.calls for of, read in zip((speed, base), reading, strict=True)
+        np.maximum(of.passes - read, 1e-6) / of.calls
+        for of, read in zip((speed, base), reading, strict=True)
     )
-    tokens, one = ((of.tokens - batch * len(of.decoded)) / (batch * of.calls) for of in (speed, base))
+    tokens, one = (
+        (of.tokens - batch * len(of.decoded)) / (batch * of.calls) for of in (speed, base)
+    )
     if model.tokenizer is None:
         rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"] if TABLE.exists() else []
-        known = {row["decoder"]: row["tokens_per_network_call"] for row in rows if row["dtype"] == "bfloat16"}
+        known = {
+            row["decoder"]: row["tokens_per_network_call"]
+            for row in rows
+            if row["dtype"] == "bfloat16"
+        }
         tokens, one = known.get(name, 1.0), 1.0
     ratio, interval = quicker(call, base_call, tokens, one)
-    same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
-    seconds, moved = float(np.median(call)), model.network.work(batch, 1, int(speed.decoded[0].lengths.max()))
+    same = [
+        a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)
+    ]
+    seconds, moved = (
+        float(np.median(call)),
+        model.network.work(batch, 1, int(speed.decoded[0].lengths.max())),
+    )
     return {
         "milliseconds": 1e3 * seconds,
         "milliseconds_of_passes": (1e3 * call).tolist(),
@@ -154,7 +194,9 @@ def main() -> None:
     parser.add_argument("part", choices=("laws", "decoders"))
     parser.add_argument("--out", type=Path, default=Path("slot"), help="folder (default slot)")
     parser.add_argument("--minutes", type=float, default=2.0, help="time of the part (default 2)")
-    parser.add_argument("--real", type=Path, help="a GGUF file of SmolLM2-135M; random weights without it")
+    parser.add_argument(
+        "--real", type=Path, help="a GGUF file of SmolLM2-135M; random weights without it"
+    )
     parser.add_argument("--toy", action="store_true", help="a tiny shape, at batch 1 and 8")
     options = parser.parse_args()
     clock = report.Clock(60 * options.minutes)

@@ -48,14 +48,18 @@ class Options:
 def drawn(options: Options) -> list[Problem]:
     """The problems of a task."""
     if options.task == "words":
-        return word_problems(options.count, seed=options.seed, steps=options.steps, split=options.split)
+        return word_problems(
+            options.count, seed=options.seed, steps=options.steps, split=options.split
+        )
     if options.task == "pointers":
         tables = pointer_problems(options.count, seed=options.seed, split=options.split)
         return [Problem(item.prompt, item.solution) for item in tables]
     if options.task in KINDS:
         rows = [auxiliary_task(options.seed, i, options.task) for i in range(options.count)]
         return [Problem(row.prompt, row.answer) for row in rows]
-    texts = ["".join(SYMBOLS[i] for i in row) for row in Followers().draw(options.count, options.seed)]
+    texts = [
+        "".join(SYMBOLS[i] for i in row) for row in Followers().draw(options.count, options.seed)
+    ]
     return [Problem(text[:GIVEN], text[GIVEN:]) for text in texts]
 
 

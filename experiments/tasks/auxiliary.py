@@ -52,7 +52,9 @@ def auxiliary_task(seed: int, index: int, kind: str) -> AuxiliaryTask:
     else:
         question, answer = Story(rng).practise(int(rng.integers(2, 6)), MAX_STEPS)
         prompt = PROMPT.format(question=question)
-    return AuxiliaryTask(prompt, answer, [match.span() for match in _COUNTED[kind].finditer(answer)])
+    return AuxiliaryTask(
+        prompt, answer, [match.span() for match in _COUNTED[kind].finditer(answer)]
+    )
 
 
 def _recalls(rng: np.random.Generator) -> AuxiliaryTask:

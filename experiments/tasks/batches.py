@@ -11,7 +11,7 @@ from experiments.tasks.words import problem
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless, Part, Share, whole
 from paradec_jax.data.problems import Problem
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
 Mixture = tuple[tuple[int, tuple[float, ...]], ...]
@@ -60,12 +60,16 @@ class BatchMaker:
         _check_mixture(self.mixture, len(self.buckets))
         for bucket in self.buckets:
             if bucket.length > self.batch_tokens:
-                raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket.length}")
+                raise ValueError(
+                    f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket.length}"
+                )
             if bucket.task is not None:
                 auxiliary_task(self.seed, 0, bucket.task)
                 continue
             steps = (bucket.steps_low, bucket.steps_high)
-            sample = self._ids([problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)])
+            sample = self._ids(
+                [problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)]
+            )
             lengths = sorted(len(prompt) + len(solution) - 1 for prompt, solution in sample)
             if lengths[_LENGTH_SAMPLE // 2] > bucket.length:
                 raise ValueError(
@@ -80,7 +84,9 @@ class BatchMaker:
 
     def draw_bucket(self, index: int, draw: float) -> Bucket:
         """The bucket that a number in [0, 1) draws from the mixture of batch `index`."""
-        weights = np.asarray([stage for start, stage in self.mixture if start <= index][-1], np.float64)
+        weights = np.asarray(
+            [stage for start, stage in self.mixture if start <= index][-1], np.float64
+        )
         which = int(np.searchsorted(np.cumsum(weights) / weights.sum(), draw, side="right"))
         return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
 
@@ -89,7 +95,10 @@ class BatchMaker:
         if self.bucket_of(index).task is not None:
             return []
         return [
-            item for item, _, _ in self._fitting(index, self.batch_tokens // self.bucket_of(index).length)
+            item
+            for item, _, _ in self._fitting(
+                index, self.batch_tokens // self.bucket_of(index).length
+            )
         ]
 
     def _fitting(self, index: int, wanted: int) -> list[tuple[Problem, list[int], list[int]]]:
@@ -103,10 +112,14 @@ class BatchMaker:
             last = min(first + wanted - len(fitting), (index + 1) * stride)
             items = [problem(self.seed, i, self.split, steps) for i in range(first, last)]
             rows = zip(items, self._ids(items), strict=True)
-            fitting += [(x, *ids) for x, ids in rows if len(ids[0]) + len(ids[1]) <= bucket.length + 1]
+            fitting += [
+                (x, *ids) for x, ids in rows if len(ids[0]) + len(ids[1]) <= bucket.length + 1
+            ]
             first = last
             if first == (index + 1) * stride and len(fitting) < wanted:
-                raise ValueError(f"most problems of {steps} steps do not fit into {bucket.length} positions")
+                raise ValueError(
+                    f"most problems of {steps} steps do not fit into {bucket.length} positions"
+                )
         return fitting
 
     def __call__(self, index: int) -> Batch:
@@ -131,7 +144,11 @@ class BatchMaker:
             tokens[i, :end] = prompt + solution
             weights[i, : len(prompt) - 1] = self.prompt_weight
             weights[i, len(prompt) - 1 : end - 1] = 1
-        return {"tokens": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy(), "weights": weights}
+        return {
+            "tokens": tokens[:, :-1].copy(),
+            "targets": tokens[:, 1:].copy(),
+            "weights": weights,
+        }
 
     def _practice(self, index: int, bucket: Bucket, first: int, last: int) -> Batch:
         """Rows of practice, weighted at the tokens of their spans."""
@@ -213,14 +230,18 @@ def word_problem_batches(
     """
     stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
     spec = token_spec() if spec is None else spec
-    make = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec)
+    make = BatchMaker(
+        tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec
+    )
     return Endless(make, prefetch)
 
 
 def _check_mixture(mixture: tuple[tuple[int, tuple[float, ...]], ...], buckets: int) -> None:
     starts = [start for start, _ in mixture]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-        raise ValueError(f"mixture must have ascending stages, the first at batch 0, not at {starts}")
+        raise ValueError(
+            f"mixture must have ascending stages, the first at batch 0, not at {starts}"
+        )
     for start, weights in mixture:
         if len(weights) != buckets or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(

@@ -69,7 +69,9 @@ class MarkovLaw(abc.ABC):
 
     def log_probability(self, texts: Int[np.ndarray, "N L"]) -> Float64[np.ndarray, "N"]:
         """log p of each text, in nats; minus infinity where it is not lawful."""
-        return np.log(self.stationary)[texts[:, 0]] + self.log_conditional(texts[:, 1:], texts[:, 0])
+        return np.log(self.stationary)[texts[:, 0]] + self.log_conditional(
+            texts[:, 1:], texts[:, 0]
+        )
 
     def log_conditional(
         self, texts: Int[np.ndarray, "N M"], before: Int[np.ndarray, "N"]
@@ -127,7 +129,9 @@ class Followers(MarkovLaw):
 
     def __post_init__(self) -> None:
         if self.symbols < 2 or self.length < 2:
-            raise ValueError(f"symbols and length must be at least 2, not {self.symbols} and {self.length}")
+            raise ValueError(
+                f"symbols and length must be at least 2, not {self.symbols} and {self.length}"
+            )
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), not {self.share}")
 

@@ -68,7 +68,9 @@ class Options:
 def words(options: Options) -> Iterator[dict[str, Any]]:
     """Rows of batches of word problems and practice."""
     spec, mixture = token_spec(), ((0, options.weights),)
-    make = BatchMaker(build_tokenizer(), options.seed, options.split, 2048, BUCKETS, mixture, 0.0, spec)
+    make = BatchMaker(
+        build_tokenizer(), options.seed, options.split, 2048, BUCKETS, mixture, 0.0, spec
+    )
     stride = make.batch_tokens // min(bucket.length for bucket in BUCKETS)
     for index in range(*options.updates):
         bucket = make.bucket_of(index)

@@ -19,7 +19,7 @@ from experiments.tasks.vocabulary import token_spec
 from experiments.tasks.words import NAMES, SPLITS
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 HAS, ASK, BEGIN = " has", "?", " ="
 
@@ -94,7 +94,9 @@ class PointerTask:
         if not 2 <= self.names <= len(NAMES):
             raise ValueError(f"names must be from 2 to {len(NAMES)}, not {self.names}")
         if self.chains < 1 or self.names % self.chains or self.names == self.chains:
-            raise ValueError(f"chains must divide the names into chains of two or more, not {self.chains}")
+            raise ValueError(
+                f"chains must divide the names into chains of two or more, not {self.chains}"
+            )
         if self.queries < 1:
             raise ValueError(f"queries must be at least 1, not {self.queries}")
 
@@ -128,7 +130,12 @@ class PointerTask:
 
 
 def pointer_problem(
-    seed: int, index: int, split: str = "train", *, task: PointerTask | None = None, nearest: int = 0
+    seed: int,
+    index: int,
+    split: str = "train",
+    *,
+    task: PointerTask | None = None,
+    nearest: int = 0,
 ) -> PointerProblem:
     """Draws the problem of (seed, index, split, task, nearest), always the same one.
 
@@ -146,7 +153,9 @@ def pointer_problem(
     task = PointerTask() if task is None else task
     rng = np.random.Generator(np.random.Philox([seed, index * len(SPLITS) + SPLITS.index(split)]))
     table = task.draw(rng, np.full(1, nearest))
-    entries = " ".join(f"{NAMES[name]}{HAS} {NAMES[table.pointer[0, name]]}" for name in table.order[0])
+    entries = " ".join(
+        f"{NAMES[name]}{HAS} {NAMES[table.pointer[0, name]]}" for name in table.order[0]
+    )
     queries = " ".join(NAMES[name] for name in table.queries[0])
     answers = " ".join(NAMES[name] for name in table.after(task.farthest + 1)[-1, 0])
     return PointerProblem(
@@ -155,7 +164,12 @@ def pointer_problem(
 
 
 def pointer_problems(
-    count: int, *, seed: int = 0, task: PointerTask | None = None, nearest: int = 0, split: str = "test"
+    count: int,
+    *,
+    seed: int = 0,
+    task: PointerTask | None = None,
+    nearest: int = 0,
+    split: str = "test",
 ) -> list[PointerProblem]:
     """The first `count` problems of a seed, at least one; the other arguments are those of `pointer_problem`."""
     if count < 1:
@@ -199,11 +213,13 @@ class _BatchMaker:
             return np.full((rows, width), token, np.int32)
 
         theirs = np.take_along_axis(table.pointer, table.order, axis=1)
-        entries = np.stack([ids[table.order], column(has, task.names), ids[theirs]], axis=-1).reshape(
-            rows, -1
-        )
+        entries = np.stack(
+            [ids[table.order], column(has, task.names), ids[theirs]], axis=-1
+        ).reshape(rows, -1)
         most = max(stage.recurrences for stage in self.curriculum)
-        found = ids[table.after(max(most, task.farthest + 1))]  # the last ones are the ends of the chains
+        found = ids[
+            table.after(max(most, task.farthest + 1))
+        ]  # the last ones are the ends of the chains
         # Any draft may stand where an answer will: half of the wrong ones are names, half any token.
         wrong = np.where(
             rng.random(found[-1].shape) < 0.5,

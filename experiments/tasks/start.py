@@ -20,8 +20,9 @@ from paradec_jax import Model, store
 from paradec_jax.data.text import character_spec, character_tokenizer, documents
 from paradec_jax.families import PRESETS, init_params
 
-TEMPLATE = "<|bos|>{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}" + (
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+TEMPLATE = (
+    "<|bos|>{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    + ("{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}")
 )
 
 
@@ -68,7 +69,11 @@ def begun(options: Options) -> Model:
         spec = denoising_spec(tokenizer) if masks else token_spec()
         size = max(tokenizer.vocab_size, config.vocab_size)
     else:
-        known = SYMBOLS[: Followers().symbols] if options.text is None else "".join(documents(options.text))
+        known = (
+            SYMBOLS[: Followers().symbols]
+            if options.text is None
+            else "".join(documents(options.text))
+        )
         tokenizer, template = character_tokenizer(known), None
         spec, size = character_spec(tokenizer, "own" if masks else "next"), tokenizer.vocab_size
     names = ("width", "layers", "heads", "feed_forward", "max_length", "block")
@@ -78,7 +83,9 @@ def begun(options: Options) -> Model:
     try:
         config = dataclasses.replace(config, vocab_size=size, **changes)
     except TypeError:
-        raise ValueError(f"a model of {config.family} has not all sizes {', '.join(changes)}") from None
+        raise ValueError(
+            f"a model of {config.family} has not all sizes {', '.join(changes)}"
+        ) from None
     if config.family == "block_diffusion":
         spec = dataclasses.replace(spec, alignment=options.alignment)
     params = init_params(config, jax.random.fold_in(jax.random.key(options.seed), 0))

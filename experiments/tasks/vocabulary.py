@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from experiments.tasks import words as wp
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import MASK
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
 
@@ -66,6 +66,10 @@ def _words() -> list[str]:
     templates = [relation.sentence for relation in wp.RELATIONS]
     templates += [wp.GIVEN, *wp.DISTRACTORS, wp.STEP, wp.STEP_MORE, wp.STEP_TOTAL, *wp.FINDINGS]
     templates += [wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL]
-    words = {word for text in templates for word in re.findall("[A-Za-z]+", re.sub(r"\{.*?\}", " ", text))}
+    words = {
+        word
+        for text in templates
+        for word in re.findall("[A-Za-z]+", re.sub(r"\{.*?\}", " ", text))
+    }
     spaced = [*wp.NAMES, *wp.ITEMS, *sorted(words), *"0123456789", *"+-*/="]
     return ["Question", "Answer", *wp.NAMES, *("Ġ" + word for word in spaced)]

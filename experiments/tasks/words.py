@@ -91,7 +91,9 @@ def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> 
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     if not MIN_STEPS <= low <= high <= MAX_STEPS:
-        raise ValueError(f"steps must lie in {MIN_STEPS}..{MAX_STEPS}, low before high, not {steps!r}")
+        raise ValueError(
+            f"steps must lie in {MIN_STEPS}..{MAX_STEPS}, low before high, not {steps!r}"
+        )
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must not be negative, not {seed} and {index}")
     rng = np.random.Generator(np.random.Philox([seed, SPLITS.index(split), index, low, high]))
@@ -109,7 +111,11 @@ def split_of(question: str) -> str:
 
 
 def word_problems(
-    count: int, *, seed: int = 0, steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS), split: str = "test"
+    count: int,
+    *,
+    seed: int = 0,
+    steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS),
+    split: str = "test",
 ) -> list[Problem]:
     """The first `count` different problems of a seed, at least one; the other arguments are those of `problem`."""
     if count < 1:
@@ -148,7 +154,9 @@ class Story:
                 self._given()
                 givens -= 1
             together += self._relate(together < _MAX_TOGETHER)
-        question = self._ask_joint() if joint else ASK_VALUE.format(items=self.items, subject=self.latest)
+        question = (
+            self._ask_joint() if joint else ASK_VALUE.format(items=self.items, subject=self.latest)
+        )
         self._distract()
         solution = "\n".join([*self.lines, f"#### {self.result}"])
         return " ".join([*self.sentences, question]), solution
@@ -169,7 +177,9 @@ class Story:
         subject = self.names.pop()
         self.held[subject] = int(self.rng.integers(3, 70))
         self.latest = self.latest or subject
-        self.sentences.append(GIVEN.format(subject=subject, amount=self.held[subject], items=self.items))
+        self.sentences.append(
+            GIVEN.format(subject=subject, amount=self.held[subject], items=self.items)
+        )
 
     def _relate(self, allow_together: bool) -> bool:
         """Adds one relation and its step; returns whether it was the one with two sources."""
@@ -190,7 +200,9 @@ class Story:
         )
         self.sentences.append(sentence + ".")
         finding = FINDINGS[relation.updates].format(subject=subject)
-        self.held[subject] = self._write(sentence, finding, self.held[source], relation.operator, right)
+        self.held[subject] = self._write(
+            sentence, finding, self.held[source], relation.operator, right
+        )
         self.latest = subject
         return relation is TOGETHER
 
@@ -198,7 +210,11 @@ class Story:
         """Draws the right operand; 0 when every result would leave 2..99 or be no whole number."""
         if relation.factors:
             factor = relation.factors[self.rng.integers(len(relation.factors))]
-            fits = value * factor <= MAX_VALUE if relation.operator == "*" else value % 2 == 0 and value >= 4
+            fits = (
+                value * factor <= MAX_VALUE
+                if relation.operator == "*"
+                else value % 2 == 0 and value >= 4
+            )
             return factor if fits else 0
         most = MAX_VALUE - value if relation.operator == "+" else value - 2
         return int(self.rng.integers(2, most + 1)) if most >= 2 else 0
@@ -206,7 +222,11 @@ class Story:
     def _ask_joint(self) -> str:
         """Asks for a sum or a difference with the latest quantity, one more step; returns the question."""
         latest = self.held[self.latest]
-        totals = [name for name in self.held if name != self.latest and latest + self.held[name] <= MAX_VALUE]
+        totals = [
+            name
+            for name in self.held
+            if name != self.latest and latest + self.held[name] <= MAX_VALUE
+        ]
         gaps = [name for name in self.held if abs(latest - self.held[name]) >= 2]
         if not totals and not gaps:
             self._relate(False)

@@ -64,7 +64,9 @@ def _as_typed(text: str, argv: Sequence[str]) -> str:
         # A word that is no name elsewhere is one before these.
         after = r"\b" if re.search("[_.]", name) else "(?= (must|needs|is no|of at) )"
         text = re.sub(rf"(?<!\S){name}{after}", option, text)
-    return re.sub(r"allow=\((.*?),?\)", lambda parts: "--allow " + re.sub("[',]", "", parts[1]), text)
+    return re.sub(
+        r"allow=\((.*?),?\)", lambda parts: "--allow " + re.sub("[',]", "", parts[1]), text
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         argv = _arguments(argv)
         return app.cli(
-            prog="paradec", description="Language models that decode many tokens per network call.", args=argv
+            prog="paradec",
+            description="Language models that decode many tokens per network call.",
+            args=argv,
         )
     except KeyboardInterrupt:
         return 130

@@ -11,14 +11,16 @@ from typing import Any
 from paradec_jax import facts, store
 from paradec_jax.cli.output import progress, write_json
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import Family, choose
 from paradec_jax.generate import NEW_TOKENS, lacks_head
 from paradec_jax.io import text_of
 
-GROUP = 3  # settings that are decoded and timed, next to the baseline, before their rows are written
+GROUP = (
+    3  # settings that are decoded and timed, next to the baseline, before their rows are written
+)
 
 
 def answers(
@@ -49,12 +51,22 @@ def answers(
     budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
     items = items[:problems]
     file = None if path == "-" else path
-    made: Row = {"problems": hashlib.sha256(repr(items).encode()).hexdigest(), "seed": seed, "timed": timed}
+    made: Row = {
+        "problems": hashlib.sha256(repr(items).encode()).hexdigest(),
+        "seed": seed,
+        "timed": timed,
+    }
     made |= {"new_tokens": budget, "device": facts.device()["kind"]}
-    made |= {"judge": judge and store.digest_of(judge), "adapter": adapter and store.digest_of(adapter)}
+    made |= {
+        "judge": judge and store.digest_of(judge),
+        "adapter": adapter and store.digest_of(adapter),
+    }
     made_with: dict[str, Row] = {}
     for name, place in places.items():
-        made_with[name] = {"model": store.digest_of(place), "dtype": models[name].config.dtype} | made
+        made_with[name] = {
+            "model": store.digest_of(place),
+            "dtype": models[name].config.dtype,
+        } | made
     rows = _begun(file, made_with) if file and Path(file).exists() else {}
     options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
     options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
@@ -66,7 +78,9 @@ def answers(
             if not lacks_head(model, of.decoder):
                 suited.setdefault((name, of.name, of.label()), of)
         if any(lacks_head(model, of.decoder) for of in settings):
-            print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
+            print(
+                f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr
+            )
         missing = suited.keys() - rows.keys()
         others = [key for key, of in suited.items() if key in missing and not of.baseline]
         size = GROUP if file else len(suited)
@@ -98,27 +112,39 @@ def _settings(family: Family, words: Sequence[str]) -> list[Setting]:
     return settings
 
 
-def _rendered(model: store.Model, problems: Sequence[Problem]) -> tuple[store.Model, Sequence[Problem]]:
+def _rendered(
+    model: store.Model, problems: Sequence[Problem]
+) -> tuple[store.Model, Sequence[Problem]]:
     """Problems with messages as texts of the model's template, and the model with the special tokens of these."""
     if isinstance(problems[0].prompt, str):
         return model, problems
-    from paradec_jax.chat import as_prompts  # takes in Jinja, which texts do not need
+    from paradec_jax.text.chat import as_prompts  # takes in Jinja, which texts do not need
 
     texts, spec = as_prompts(model, [item.prompt for item in problems])
-    rendered = [dataclasses.replace(of, prompt=text) for of, text in zip(problems, texts, strict=True)]
+    rendered = [
+        dataclasses.replace(of, prompt=text) for of, text in zip(problems, texts, strict=True)
+    ]
     return dataclasses.replace(model, token_spec=spec), rendered
 
 
-def _begun(file: str, made_with: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], Row]:
+def _begun(
+    file: str, made_with: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str, str, str], Row]:
     """The rows of a file by model, decoder and label. Raises ValueError for those of other models or options."""
     try:
         rows = json.loads(text_of(Path(file)))
-        begun = {(row["model"], row["decoder"], row["label"]): {"megabytes": None} | row for row in rows}
+        begun = {
+            (row["model"], row["decoder"], row["label"]): {"megabytes": None} | row for row in rows
+        }
         before = {row["model"]: row["made_with"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} holds no rows to go on from ({error!r}): name another file") from None
+        raise ValueError(
+            f"{file} holds no rows to go on from ({error!r}): name another file"
+        ) from None
     for name, old in before.items():
         now = made_with.get(name, old | {"model": None})
         if differing := [key for key in now if now[key] != old.get(key)]:
-            raise ValueError(f"{file} has rows of {name} with other {', '.join(differing)}: name another")
+            raise ValueError(
+                f"{file} has rows of {name} with other {', '.join(differing)}: name another"
+            )
     return begun

@@ -143,14 +143,20 @@ def compare_command(
         command goes on with those that are missing.
     """
     check_numbers(compare_command, locals(), {})
-    given: Any = {name: of for name, of in locals().items() if name in OPTIONS and of not in (None, ())}
+    given: Any = {
+        name: of for name, of in locals().items() if name in OPTIONS and of not in (None, ())
+    }
     check_place("json", json)
     check_place("texts", texts)
     sources = list(dict.fromkeys(name for word in model for name in _models(word)))
     places = dict(zip(store.names_of(sources), sources, strict=True))
-    models = {name: store.load(place, dtype=dtype, adapter=adapter) for name, place in places.items()}
+    models = {
+        name: store.load(place, dtype=dtype, adapter=adapter) for name, place in places.items()
+    }
     families = list(dict.fromkeys(one.family for one in models.values()))
-    family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
+    family = next(
+        (FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]]
+    )
     for name in given:
         if name in (OF_ANSWERS if family.texts else OF_TEXTS):
             raise ValueError(f"--{name.replace('_', '-')} is no option of family {family.name}")
@@ -170,7 +176,9 @@ def compare_command(
         return 0
     notes = [note for name, note in NOTES.items() if name not in FAMILIES or name == family.name]
     for rows in tables:
-        rows = [row | ({"difference_interval": None} if row["baseline"] else {}) for row in rows]  # to itself
+        rows = [
+            row | ({"difference_interval": None} if row["baseline"] else {}) for row in rows
+        ]  # to itself
         print_table(TITLE, ANSWERS | MORE.get(family.name, {}), rows, notes)
     _print_pairs([next(row for row in rows if row["baseline"]) for rows in tables])
     return 0
@@ -215,12 +223,21 @@ def _texts(
     sources = _sources(family, models)
     held_out: list[list[int]] = []
     if real is not None:
-        held_out = [ids.tolist() for ids in read_text(real, tokenizer_of(sources[0].model))[0].held_out]
+        held_out = [
+            ids.tolist() for ids in read_text(real, tokenizer_of(sources[0].model))[0].held_out
+        ]
     # Tokens of the longest text that every model can draw, begin-of-text left out.
-    room = min(one.network.max_length - (one.network.visibility == "causal") for one in models.values())
+    room = min(
+        one.network.max_length - (one.network.visibility == "causal") for one in models.values()
+    )
     length, name = room if length is None else length, store.names_of([judge])[0]
     with progress() as report:
-        options: dict[str, Any] = {"length": length, "samples": samples, "seed": seed, "report": report}
+        options: dict[str, Any] = {
+            "length": length,
+            "samples": samples,
+            "seed": seed,
+            "report": report,
+        }
         result = compare_texts(sources, store.load(judge), name, held_out, **options)
     if texts is not None:
         write_texts(Path(texts), result)

@@ -12,18 +12,24 @@ from paradec_jax.data.problems import Problem, exact_answers, read_problems
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.evaluate.judge import judge_ids
+from paradec_jax.evaluate.timing import Speed, compile_all, measure
 from paradec_jax.families import choose
 from paradec_jax.generate import tokenizer_of
-from paradec_jax.timing import Speed, compile_all, measure
 
 PROBLEMS, TEXTS, LENGTH, PASSES, SEED, JUDGE = 20, 16, 64, 5, 1, "tiny-judge"
-WAVE = "wavefront --inner-recurrence 1 --window 8 --headway 8 --no-warm-start --prefill-recurrence 1"
+WAVE = (
+    "wavefront --inner-recurrence 1 --window 8 --headway 8 --no-warm-start --prefill-recurrence 1"
+)
 
 # By family, one by one and in parallel: the model, its decoder as the table calls it, and as a command line does.
 ROWS = {
     "recurrent depth": (
         ("tiny-recurrent-distilled", "one by one, 1 recurrence", "autoregressive --recurrence 1"),
-        ("tiny-recurrent-distilled", "wavefront of 8 positions", f"{WAVE} --exit-threshold inf --momentum 0"),
+        (
+            "tiny-recurrent-distilled",
+            "wavefront of 8 positions",
+            f"{WAVE} --exit-threshold inf --momentum 0",
+        ),
     ),
     "causal": (
         ("tiny-jacobi", "one by one", "autoregressive"),

@@ -17,7 +17,7 @@ from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
 from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.problems import PROMPT
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES, choose
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
 from paradec_jax.infill import infill_task
@@ -80,7 +80,9 @@ class Text:
         check_numbers(Text, vars(self), {"samples": (1, 2**16)})
         for option in ("stream", "html"):
             if getattr(self, option) and self.samples != 1:
-                raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")
+                raise ValueError(
+                    f"--{option} shows one continuation, but --samples is {self.samples}"
+                )
         if (self.html and self.stream) or (self.beside and not self.html):
             raise ValueError("--html is no option beside --stream, and --beside needs --html")
         if self.html == "-":
@@ -91,7 +93,9 @@ class Text:
         if self.system is not None and not self.chat:
             raise ValueError("--system begins a conversation, so it needs --chat")
         if self.chat and not self.prompt and (self.html or self.samples != 1):
-            raise ValueError("a conversation goes on from one answer: it has no --html and one of --samples")
+            raise ValueError(
+                "a conversation goes on from one answer: it has no --html and one of --samples"
+            )
 
     def framed(self, words: str) -> str:
         """Words in the form that the options ask for."""
@@ -131,7 +135,12 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     if talk:
         _converse(model, settings, told, text)
     else:
-        _write(model, settings, [*told, {"role": "user", "content": prompt}] if text.chat else prompt, text)
+        _write(
+            model,
+            settings,
+            [*told, {"role": "user", "content": prompt}] if text.chat else prompt,
+            text,
+        )
     return 0
 
 
@@ -156,7 +165,9 @@ def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: T
     """Prints what follows a text or a list of messages, and what it cost."""
     tasks = [_task(model, setting.decoder, prompt, text) for setting in settings]
     if text.stream:
-        result = show(tasks[0], settings[0].knobs, "" if text.gaps or text.chat else prompt, text.delay)
+        result = show(
+            tasks[0], settings[0].knobs, "" if text.gaps or text.chat else prompt, text.delay
+        )
     else:
         plays = list(zip(settings, tasks, strict=True))
         result = write_replay(text.html, plays) if text.html else tasks[0].run(settings[0].knobs)
@@ -170,7 +181,11 @@ def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: T
 
 def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
     """A text to be continued, or its gaps to be filled, or messages to be answered."""
-    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples, "log_probs": bool(text.html)}
+    options: dict[str, Any] = {
+        "seed": text.seed,
+        "samples": text.samples,
+        "log_probs": bool(text.html),
+    }
     if not text.gaps:
         budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
         return continuation_task(
@@ -214,9 +229,11 @@ def _command(name: str | None) -> Callable[..., int]:
 
 
 app = SubcommandApp()
-app.__doc__ = "Continues a text: DECODER PROMPT, or PROMPT alone for the decoder that suits the model."
-app.command(name=DEFAULT, help="The decoder that the model names, or else the plain one of its family.")(
-    _command(None)
+app.__doc__ = (
+    "Continues a text: DECODER PROMPT, or PROMPT alone for the decoder that suits the model."
 )
+app.command(
+    name=DEFAULT, help="The decoder that the model names, or else the plain one of its family."
+)(_command(None))
 for _name in NAMES:
     app.command(name=_name, help=summary(_name))(_command(_name))

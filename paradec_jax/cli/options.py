@@ -12,10 +12,12 @@ from jaxtyping import AbstractArray
 from tyro.conf import arg
 
 from paradec_jax.decode.machine.network import CachedNetwork
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES
 
-NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings))
+NAMES = tuple(
+    dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings)
+)
 
 
 def rows_of(name: str | None) -> dict[str, Setting]:
@@ -76,7 +78,8 @@ def _documented(owner: type) -> dict[str, str]:
     entries: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         entries |= {
-            entry.arg_name: " ".join((entry.description or "").split()) for entry in _parsed(base).params
+            entry.arg_name: " ".join((entry.description or "").split())
+            for entry in _parsed(base).params
         }
     return entries
 

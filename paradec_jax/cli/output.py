@@ -19,7 +19,10 @@ from paradec_jax.io import atomic_write_text, text_of
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
-TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"  # of a page, and what its trace is written over
+TEMPLATE, PLACE = (
+    ASSETS / "replay.html",
+    "{}<!--trace-->",
+)  # of a page, and what its trace is written over
 ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has, among others
 # Whether a text is what an option writes.
 OWN: dict[str, Callable[[str], Any]] = {
@@ -31,7 +34,10 @@ WIDTH = 180  # characters of a line where the output is no terminal
 
 
 def print_table(
-    title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()
+    title: str,
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    notes: Sequence[str] = (),
 ) -> None:
     """Prints rows of values and notes below them; the row that is the `baseline` in bold.
 
@@ -44,11 +50,16 @@ def print_table(
     """
     base = next((row for row in rows if row.get("baseline")), rows[0])
     table = Table(title=_filled(title, base))
-    columns = {name: form for name, form in columns.items() if any(_filled(form, row) for row in rows)}
+    columns = {
+        name: form for name, form in columns.items() if any(_filled(form, row) for row in rows)
+    }
     cells = [[_filled(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
         words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
-        pieces = [*name.split(), *([] if words else [line[i] for line in cells])]  # which are not broken
+        pieces = [
+            *name.split(),
+            *([] if words else [line[i] for line in cells]),
+        ]  # which are not broken
         table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*line, style="bold" if row.get("baseline") else None)
@@ -71,7 +82,12 @@ def _filled(form: str, row: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def progress() -> Iterator[Any]:
     """Bars on standard error, one a stage; what is yielded is an `evaluate.compare.Report`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bars:
 
         def report(stage: str, units: int) -> Any:
@@ -95,7 +111,9 @@ def check_place(option: str, path: str | None) -> None:
                 not file.is_symlink() and (file.is_dir() if folder else OWN[option](text_of(file)))
             ):
                 continue
-        raise ValueError(f"--{option} cannot write {path}: {file} exists and is not what this option writes")
+        raise ValueError(
+            f"--{option} cannot write {path}: {file} exists and is not what this option writes"
+        )
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 from paradec_jax.cli.output import PLACE, TEMPLATE
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.evaluate.timing import Case, measure
 from paradec_jax.generate import Generation, Task, tokenizer_of
 from paradec_jax.io import atomic_write_text, text_of
-from paradec_jax.timing import Case, measure
-from paradec_jax.tokenizer import BROKEN, Tokenizer
+from paradec_jax.text.tokenizer import BROKEN, Tokenizer
 
 PASSES = 3  # timings of each decoder
 
@@ -29,7 +29,9 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
     _put_seconds(runs, plays)
     task = plays[0][1]
     tokenizer, prompt = tokenizer_of(task.model), task.prompts[0]
-    before = prompt or tokenizer.encode("a")  # some tokenizers strip the blank of what begins a text
+    before = prompt or tokenizer.encode(
+        "a"
+    )  # some tokenizers strip the blank of what begins a text
     shown: set[int] = set()
     for part in (*runs, *(frame for run in runs for frame in run["frames"])):
         shown.update(*(part.get(name, ()) for name in ("tokens", "guesses", "choices")))
@@ -39,7 +41,9 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
         "pieces": {token: piece_of(tokenizer, before, token) for token in sorted(shown - {-1})},
         "runs": runs,
     }
-    text = json.dumps(trace, allow_nan=False).replace("<", "\\u003c")  # so that no text ends its script
+    text = json.dumps(trace, allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # so that no text ends its script
     atomic_write_text(path, text_of(TEMPLATE).replace(PLACE, text, 1))
     return generations[0]
 
@@ -87,23 +91,36 @@ def _seen(decoder: Any, state: Any) -> dict[str, Any]:
     final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
     final |= state.final if isinstance(state, Canvas) else False
     counts = {"calls": rows.counts[NETWORK_CALLS], "length": rows.length}
-    return jax.tree.map(lambda leaf: leaf[0], counts | {"guesses": decoder.drafts(state), "final": final})
+    return jax.tree.map(
+        lambda leaf: leaf[0], counts | {"guesses": decoder.drafts(state), "final": final}
+    )
 
 
 def _told(info: Any, length: int) -> dict[str, Any]:
     """What an info says: numbers of the row; from position `at` on, choices and confidences, or a wave's changes."""
     if not dataclasses.is_dataclass(info):
         return {}
-    leaves = {name: np.asarray(leaf)[0] for name, leaf in vars(info).items() if isinstance(leaf, jax.Array)}
+    leaves = {
+        name: np.asarray(leaf)[0]
+        for name, leaf in vars(info).items()
+        if isinstance(leaf, jax.Array)
+    }
     told: dict[str, Any] = {
-        "note": {name: leaf.item() for name, leaf in leaves.items() if not leaf.ndim and name != "at"}
+        "note": {
+            name: leaf.item() for name, leaf in leaves.items() if not leaf.ndim and name != "at"
+        }
     }
     if "scores" in leaves:
-        newest = {name: leaf.reshape(-1, leaf.shape[-1])[-1] for name, leaf in leaves.items() if leaf.ndim}
+        newest = {
+            name: leaf.reshape(-1, leaf.shape[-1])[-1] for name, leaf in leaves.items() if leaf.ndim
+        }
         told |= {"at": leaves["at"].item(), "confidence": _numbers(newest["scores"])}
         told |= {"choices": newest["tokens"].tolist()} if "tokens" in newest else {}
     if "distance" in leaves:
-        told |= {"at": length - leaves["committed"].item() - 1, "change": _numbers(leaves["distance"])}
+        told |= {
+            "at": length - leaves["committed"].item() - 1,
+            "change": _numbers(leaves["distance"]),
+        }
     return told
 
 

@@ -9,8 +9,8 @@ from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
 from paradec_jax.io import WRONG_INPUT, one_sentence
-from paradec_jax.recipes import OBJECTIVES
-from paradec_jax.recipes.run import Run, train
+from paradec_jax.objectives import OBJECTIVES
+from paradec_jax.objectives.run import Run, train
 from paradec_jax.train import NoneReadable, NonFiniteLoss
 from paradec_jax.train.processes import leave
 
@@ -37,9 +37,7 @@ def _command(kind: Any) -> Callable[..., int]:
 
 
 app = SubcommandApp()
-app.__doc__ = (
-    "Trains a model on JSON lines; a run that was stopped goes on when the same command is given again."
-)
+app.__doc__ = "Trains a model on JSON lines; a run that was stopped goes on when the same command is given again."
 for _name, _kind in OBJECTIVES.items():
     app.command(name=_name, help=inspect.cleandoc(_kind.__doc__).partition("\n\nAttributes:")[0])(
         _command(_kind)

@@ -57,7 +57,9 @@ def _moving(task: Task, state: Any, shown: str) -> str:
     ids, final = np.asarray(rows.tokens)[0], np.asarray(state.final)[0]
     start = 0 if task.whole else int(rows.length[0])
     text = ""
-    for known, group in itertools.groupby(range(start, int(rows.limit[0])), key=lambda p: bool(final[p])):
+    for known, group in itertools.groupby(
+        range(start, int(rows.limit[0])), key=lambda p: bool(final[p])
+    ):
         places = list(group)
         before = ids[: places[0]][final[: places[0]]].tolist()
         text += (

@@ -35,7 +35,9 @@ def check_words(owner: Any, **allowed: Iterable[str]) -> None:
     """Refuses fields that are none of their words. Raises ValueError."""
     for name, words in allowed.items():
         if getattr(owner, name) not in words:
-            raise ValueError(f"{name} must be one of {', '.join(words)}, not {getattr(owner, name)!r}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(words)}, not {getattr(owner, name)!r}"
+            )
 
 
 class Ranged:
@@ -78,9 +80,13 @@ def check_numbers(
             check_number(within + name, value, *bounds.get(name, usual), whole)  # type: ignore[call-arg]
 
 
-def check_number(name: str, value: Any, least: float = 1, most: float = MOST, whole: bool = True) -> None:
+def check_number(
+    name: str, value: Any, least: float = 1, most: float = MOST, whole: bool = True
+) -> None:
     """Refuses what is no number, or out of range. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
+    if isinstance(value, bool) or not isinstance(
+        value, numbers.Integral if whole else numbers.Real
+    ):
         raise ValueError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
     if not least <= value <= most:  # type: ignore[operator]  # NaN too
         wanted = f"at least {least}" if value < least else f"at most {most}"

@@ -26,7 +26,9 @@ class ResidualHeadConfig(PreNormConfig):
 
     def __post_init__(self) -> None:
         if not 1 <= self.layers <= MOST_HEAD_LAYERS:
-            raise ValueError(f"layers of a residual head must be 1 to {MOST_HEAD_LAYERS}, not {self.layers}")
+            raise ValueError(
+                f"layers of a residual head must be 1 to {MOST_HEAD_LAYERS}, not {self.layers}"
+            )
         super().__post_init__()
 
     @classmethod

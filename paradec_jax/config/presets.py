@@ -12,7 +12,13 @@ from paradec_jax.config.shapes import (
 
 _BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 # Sizes of the small models: the bundled ones, and those of tests.
-_TINY: dict[str, Any] = {"vocab_size": 384, "width": 128, "heads": 4, "feed_forward": 256, "max_length": 512}
+_TINY: dict[str, Any] = {
+    "vocab_size": 384,
+    "width": 128,
+    "heads": 4,
+    "feed_forward": 256,
+    "max_length": 512,
+}
 _TEST: dict[str, Any] = {"vocab_size": 32, "width": 16, "feed_forward": 24}
 # Of the recurrent ones, and of the transformers, causal and of blocks.
 _SMALL_PARTS: dict[str, Any] = {"prelude_layers": 1, "core_layers": 2, "coda_layers": 1}

@@ -135,7 +135,9 @@ class RecurrentDepthConfig(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds.check_number("mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES)
+        bounds.check_number(
+            "mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES
+        )
 
     @property
     def kv_heads(self) -> int:
@@ -245,7 +247,9 @@ class CausalConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if True not in self.sliding_layers or (self.sliding_window is None and False in self.sliding_layers):
+        if True not in self.sliding_layers or (
+            self.sliding_window is None and False in self.sliding_layers
+        ):
             raise ValueError(
                 f"sliding_layers says which layers have the window {self.sliding_window}: not {self.sliding_layers}"
             )
@@ -282,15 +286,21 @@ class BlockDiffusionConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.block <= self.max_length:
-            raise ValueError(f"block must be between 1 and max_length {self.max_length}, not {self.block}")
+            raise ValueError(
+                f"block must be between 1 and max_length {self.max_length}, not {self.block}"
+            )
         if self.blocks is None:
             return
-        if not isinstance(self.blocks, tuple) or list(self.blocks) != sorted({*self.blocks, self.block}):
+        if not isinstance(self.blocks, tuple) or list(self.blocks) != sorted(
+            {*self.blocks, self.block}
+        ):
             raise ValueError(
                 f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}"
             )
         if self.blocks[-1] > self.max_length:
-            raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
+            raise ValueError(
+                f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,7 +338,9 @@ class MaskedDiffusionConfig(Shape):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocab_size < 2:
-            raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
+            raise ValueError(
+                f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
 

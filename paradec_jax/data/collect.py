@@ -26,7 +26,9 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
       ValueError: a running window or several blocks in flight.
     """
     if decoder.running or decoder.blocks != 1:
-        raise ValueError("collect needs a decoder of single blocks: Jacobi(block=n) without a running window")
+        raise ValueError(
+            "collect needs a decoder of single blocks: Jacobi(block=n) without a running window"
+        )
     lengths, drafts = [], []
     for state, _ in stream(decoder, params, request):
         lengths.append(np.asarray(state.rows.length))
@@ -34,9 +36,15 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
         last = state
     tokens, stopped = np.asarray(last.rows.tokens), np.asarray(last.rows.reason) == Reason.STOP
     found = []
-    for row, (name, start) in enumerate(zip(ids, np.asarray(request.lengths).tolist(), strict=True)):
-        history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
-        iterates = _blocks(tokens[row], start, history, decoder.block, decoder.spec.pad, bool(stopped[row]))
+    for row, (name, start) in enumerate(
+        zip(ids, np.asarray(request.lengths).tolist(), strict=True)
+    ):
+        history = [
+            (int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)
+        ]
+        iterates = _blocks(
+            tokens[row], start, history, decoder.block, decoder.spec.pad, bool(stopped[row])
+        )
         length = min(history[-1][0] - start, len(iterates) * decoder.block)
         found.append(Generation(name, tokens[row, :start], iterates, length))
     return found
@@ -69,5 +77,6 @@ def _blocks(
             iterates[place].append(guess)
     points = [[*of, point] for of, point in zip(iterates, fixed, strict=True)]
     return [
-        np.stack([x for i, x in enumerate(of) if i == 0 or not np.array_equal(x, of[i - 1])]) for of in points
+        np.stack([x for i, x in enumerate(of) if i == 0 or not np.array_equal(x, of[i - 1])])
+        for of in points
     ]

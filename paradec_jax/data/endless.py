@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     import grain
 
 Batch = dict[str, np.ndarray]
-Share = Callable[[int], tuple[int, int]]  # from the number of rows to (first, one past the last) of a share
+Share = Callable[
+    [int], tuple[int, int]
+]  # from the number of rows to (first, one past the last) of a share
 _MANY = 2**31 - 1  # batches; a grain dataset has a length
 
 
@@ -46,7 +48,9 @@ class Endless:
         text; None where the maker's fields say all.
     """
 
-    def __init__(self, make: Callable[[int], Batch], prefetch: int = 2, digest: str | None = None) -> None:
+    def __init__(
+        self, make: Callable[[int], Batch], prefetch: int = 2, digest: str | None = None
+    ) -> None:
         self.make, self.digest, self._prefetch = make, digest, prefetch
 
     @functools.cached_property

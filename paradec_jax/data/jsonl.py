@@ -24,16 +24,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from paradec_jax import chat
 from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import foreign, staged
 from paradec_jax.io import json_line, read_object, regular, sha256_of
+from paradec_jax.text import chat
 
 FORMAT = 2  # of the arrays in a folder
 CHUNK = 1000  # lines that are tokenised together
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
-DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # of batches; the others are int32
+DTYPES: dict[str, type] = {
+    "weights": np.float32,
+    "labelled": np.bool_,
+}  # of batches; the others are int32
 Row = tuple[list[int], list[bool]]
 
 
@@ -71,7 +74,9 @@ class Examples:
         return ids[: int(np.argmax(counted))] if counted.any() else ids
 
     def __str__(self) -> str:
-        less = "".join(f", {n:,} {name}" for name, n in self.counts.items() if n and name != "lines")
+        less = "".join(
+            f", {n:,} {name}" for name, n in self.counts.items() if n and name != "lines"
+        )
         tokens = f"{len(self.ids):,} tokens, of which {int(self.counted.sum()):,} count"
         by = f" ({self.rule})" if self.rule else ""
         return f"{len(self):,} examples of {self.counts['lines']:,} lines{less}; {tokens}{by}"
@@ -134,10 +139,20 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 
 
 def _write(
-    folder: Path, files: Sequence[Path], model: Any, length: int, long: str, skip_bad: bool, prompts: bool
+    folder: Path,
+    files: Sequence[Path],
+    model: Any,
+    length: int,
+    long: str,
+    skip_bad: bool,
+    prompts: bool,
 ) -> None:
     counts: Any = collections.Counter()
-    starts, lines, encode = [0], _lines(files), functools.partial(_encoded, model, prompts, skip_bad)
+    starts, lines, encode = (
+        [0],
+        _lines(files),
+        functools.partial(_encoded, model, prompts, skip_bad),
+    )
     with (
         (folder / "ids").open("wb") as ids,
         (folder / "counted").open("wb") as counted,
@@ -197,7 +212,11 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
     Raises:
       ValueError: a line that cannot be used; the message names the field.
     """
-    spec, words, (kind, content, answer, passed) = model.token_spec, model.tokenizer, line_of(record)
+    spec, words, (kind, content, answer, passed) = (
+        model.token_spec,
+        model.tokenizer,
+        line_of(record),
+    )
     notes = [f'with "{name}" passed over' for name in passed]
     alone, bos, stop = prompts and kind == "prompt" and answer is None, spec.bos, spec.stop[:1]
     texts = [("", content) if kind == "text" else (content, answer or "")]
@@ -213,10 +232,14 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
         )
     rows: list[Row] = [([], [])]
     for before, text in texts:
-        added = words.encode_after(before, text)  # as a model's own words follow a prompt that has been read
+        added = words.encode_after(
+            before, text
+        )  # as a model's own words follow a prompt that has been read
         ids = words.begun(words.encode(before) + added, bos)
         first = max(len(ids) - len(added), bos in ids[:1])
-        if not alone and ids[-1:] and ids[-1] not in spec.stop:  # which a text may have brought, written out
+        if (
+            not alone and ids[-1:] and ids[-1] not in spec.stop
+        ):  # which a text may have brought, written out
             ids += stop
         counted = [i >= first for i in range(len(ids))]
         if not (alone or any(counted[1:])):
@@ -224,7 +247,9 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
         if not (
             alone
             or stop
-            or any(i in spec.stop or words.stands_alone(i) for i in words.encode(text.rstrip())[-1:])
+            or any(
+                i in spec.stop or words.stands_alone(i) for i in words.encode(text.rstrip())[-1:]
+            )
         ):
             notes.append("without an end of the turn that counts")
         whole, marks = rows[-1]
@@ -292,14 +317,19 @@ class BatchMaker:
         epoch, place = divmod(index, self.batches)
         bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        names: Any = ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
+        names: Any = (
+            ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
+        )
         names += ("positions", "segments") if self.packed and not self.block else ()
         batch: Batch = {
-            name: np.zeros((last - first, bucket.length), DTYPES.get(name, np.int32)) for name in names
+            name: np.zeros((last - first, bucket.length), DTYPES.get(name, np.int32))
+            for name in names
         }
         for i, row in enumerate(rows[first:last]):
             at = 0
-            for number, example in enumerate(bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1):
+            for number, example in enumerate(
+                bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1
+            ):
                 values = self.values(example, bucket.length - at)
                 size = len(values["tokens"])
                 values |= {"positions": np.arange(size), "segments": number}
@@ -371,7 +401,9 @@ def example_batches(
     told = [examples.digest, seed, batch_tokens, length, packed, multiple]
     told += [] if block is None else [block, filler]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    return Endless(BatchMaker(examples, seed, packed, tuple(buckets), block, filler), prefetch, digest)
+    return Endless(
+        BatchMaker(examples, seed, packed, tuple(buckets), block, filler), prefetch, digest
+    )
 
 
 def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:

@@ -46,7 +46,9 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
         )
     kind = kinds[0]
     content = fields.pop(kind)
-    reply = next((fields.pop(name) for name in ANSWERS if name in fields and kind == "prompt"), None)
+    reply = next(
+        (fields.pop(name) for name in ANSWERS if name in fields and kind == "prompt"), None
+    )
     if kind in ("prompt", "text") and {type(content), type(reply or "")} == {str}:
         return kind, content, reply, sorted(fields.keys() - {"steps"})
     try:
@@ -60,7 +62,9 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
             f"not {content!r:.40} and {reply!r:.40}"
         ) from None
     for turn in turns:
-        if turn.get("from") in [*ROLES]:  # or else it has no role, which the template's messages need
+        if turn.get("from") in [
+            *ROLES
+        ]:  # or else it has no role, which the template's messages need
             turn |= {"role": ROLES[turn.pop("from")], "content": turn.pop("value", None)}
     more = {name: fields.pop(name) for name in VARIABLES if name in fields}
     return "messages", {"messages": turns} | more, None, [*fields]

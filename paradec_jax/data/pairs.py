@@ -22,7 +22,9 @@ from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
 from paradec_jax.data.trajectories import Generation, Trajectories
 
 MAX_TOKENS = 20_480  # longest packed sequence, as released
-MAX_RUN = 9  # how often one token may stand in a row: CLLM (arXiv 2403.00835) dropped answers with 10
+MAX_RUN = (
+    9  # how often one token may stand in a row: CLLM (arXiv 2403.00835) dropped answers with 10
+)
 ORDER, MIX, NOISE = 0, 1, 2  # purposes of draws
 SHAPES = 6  # most shapes of batches, each of which is a program
 SAVING = 0.04  # least share of all positions that a further shape saves
@@ -51,7 +53,9 @@ class Selection:
         check_words(self, order=("linear", "reverse", "random", "uniform"))
         check_number("window", self.window)
 
-    def targets(self, blocks: int, rng: np.random.Generator, first: int = 0) -> Float[np.ndarray, " T"]:
+    def targets(
+        self, blocks: int, rng: np.random.Generator, first: int = 0
+    ) -> Float[np.ndarray, " T"]:
         """The wanted noise ratio of blocks `first`, `first + 1`, ..."""
         ramp = np.linspace(0, 1, self.window)
         if self.order == "random":
@@ -59,12 +63,18 @@ class Selection:
         ramp = ramp[::-1] if self.order == "reverse" else ramp
         return ramp[np.arange(first, first + blocks) % self.window]
 
-    def chosen(self, item: Generation, rng: np.random.Generator, first: int = 0) -> Int[np.ndarray, " T"]:
+    def chosen(
+        self, item: Generation, rng: np.random.Generator, first: int = 0
+    ) -> Int[np.ndarray, " T"]:
         """Index of the iterate of each block, which the schedule counts from `first` on: the first of the nearest."""
         if self.order == "uniform":
-            return np.asarray([rng.integers(max(len(iterates) - 1, 1)) for iterates in item.iterates])
+            return np.asarray(
+                [rng.integers(max(len(iterates) - 1, 1)) for iterates in item.iterates]
+            )
         pairs = zip(item.iterates, self.targets(len(item.iterates), rng, first), strict=True)
-        return np.asarray([np.argmin(np.abs(noise_ratio(iterates) - target)) for iterates, target in pairs])
+        return np.asarray(
+            [np.argmin(np.abs(noise_ratio(iterates) - target)) for iterates, target in pairs]
+        )
 
 
 def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
@@ -129,7 +139,9 @@ class PairBatchMaker:
         cost = np.where((sizes[:, None] <= shapes).all(axis=2), shapes @ [1, 2 * block], np.inf)
         chosen = [len(shapes) - 1]  # the longest prompt and the most pairs
         while len(chosen) < SHAPES:
-            totals = np.minimum(cost[:, chosen].min(axis=1)[:, None], cost).sum(axis=0)  # with one more
+            totals = np.minimum(cost[:, chosen].min(axis=1)[:, None], cost).sum(
+                axis=0
+            )  # with one more
             if totals.min() > (1 - SAVING) * totals[chosen[0]]:
                 break
             chosen.append(int(totals.argmin()))
@@ -155,7 +167,9 @@ class PairBatchMaker:
         return sum(self.counts)
 
     def _rng(self, *numbers: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed % 2**64, *numbers])))
+        return np.random.Generator(
+            np.random.Philox(np.random.SeedSequence([self.seed % 2**64, *numbers]))
+        )
 
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""
@@ -165,7 +179,9 @@ class PairBatchMaker:
         part = number - sum(self.counts[:which])
         shuffled = self._rng(ORDER, epoch, which).permutation(self.members[which])
         rows = self.rows(self.buckets[which])
-        return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")
+        return self.buckets[which], np.take(
+            shuffled, range(part * rows, (part + 1) * rows), mode="wrap"
+        )
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`; see `pair_batches`."""
@@ -200,7 +216,9 @@ def collate(pairs: Sequence[tuple[Generation, Int[np.ndarray, " T"]]], bucket: P
     for row, (item, chosen) in enumerate(pairs):
         batch["prompt"][row, : len(item.prompt)] = item.prompt
         batch["clean"][row, : len(chosen)] = item.fixed
-        batch["noisy"][row, : len(chosen)] = [x[i] for x, i in zip(item.iterates, chosen, strict=True)]
+        batch["noisy"][row, : len(chosen)] = [
+            x[i] for x, i in zip(item.iterates, chosen, strict=True)
+        ]
     lengths = np.asarray([item.length for item, _ in pairs])
     real = np.arange(bucket.pairs * size).reshape(bucket.pairs, size) < lengths[:, None, None]
     return batch | {"noisy_real": real, "clean_real": real}
@@ -235,5 +253,9 @@ def pair_batches(
       ValueError: no generation.
     """
     if len(indices) == 0:
-        raise ValueError("no answer is left to learn from: each repeats one token too often or is too long")
-    return Endless(PairBatchMaker(trajectories, seed, selection, batch_tokens, indices, alone, multiple))
+        raise ValueError(
+            "no answer is left to learn from: each repeats one token too often or is too long"
+        )
+    return Endless(
+        PairBatchMaker(trajectories, seed, selection, batch_tokens, indices, alone, multiple)
+    )

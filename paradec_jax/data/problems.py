@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int32
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.lines import line_of
 from paradec_jax.io import json_lines
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 PROMPT = "Question: {question}\nAnswer:\n"  # the form of text that the bundled models know
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -74,7 +74,9 @@ RULES: dict[str, Callable[[str], Any]] = {
 
 def rule_of(problems: Sequence[Problem]) -> str:
     """The rule that judges answers to problems: the first of `RULES` that the first solution obeys."""
-    return next(rule for rule, find in RULES.items() if find(problems[0].solution or "") is not None)
+    return next(
+        rule for rule, find in RULES.items() if find(problems[0].solution or "") is not None
+    )
 
 
 def exact_answers(problems: Sequence[Problem], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:
@@ -100,11 +102,13 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
             kind, content, answer, names = line_of(record)
             asked = [*content["messages"]] if kind == "messages" else []
             if asked and asked[-1].get("role") == "assistant":
-                from paradec_jax.chat import joined  # takes in Jinja, which texts do not need
+                from paradec_jax.text.chat import joined  # takes in Jinja, which texts do not need
 
                 answer = joined(asked.pop().get("content"))
             if kind != "prompt" and (not asked or answer == ""):
-                raise ValueError(f'"{kind}" must begin with a question, and an answer\'s "content" be a text')
+                raise ValueError(
+                    f'"{kind}" must begin with a question, and an answer\'s "content" be a text'
+                )
             if not isinstance(steps := record.get("steps"), int | None):
                 raise ValueError('"steps" must be a whole number')
         except ValueError as error:
@@ -116,7 +120,9 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
         problems.append(item)
         form, usual = _form(item), _form(problems[0])
         if form != usual:
-            raise ValueError(f"{where} has {form}, and the first line has {usual}: a file is all of one form")
+            raise ValueError(
+                f"{where} has {form}, and the first line has {usual}: a file is all of one form"
+            )
         if item.solution is not None and RULES[rule := rule_of(problems)](item.solution) is None:
             raise ValueError(f"{where}: the answer lacks {rule}, which the first line has")
     if not problems:
@@ -154,12 +160,16 @@ def encode_prompts(
       ValueError: when there is no prompt, or a prompt without any token that is not meant.
     """
     if not prompts or bucket < 1:
-        raise ValueError(f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}")
+        raise ValueError(
+            f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}"
+        )
     texts = [item.prompt if isinstance(item, Problem) else item for item in prompts]
     rows = [tokenizer.begun(ids, spec.bos) for ids in tokenizer.encode_batch(texts)]
     lengths = np.asarray([len(row) for row in rows], np.int32)
     if lengths.min() == 0 and not may_be_empty:
-        raise ValueError(f"prompt {int(lengths.argmin())} has no token and the model no bos to start from")
+        raise ValueError(
+            f"prompt {int(lengths.argmin())} has no token and the model no bos to start from"
+        )
     longest = max(int(lengths.max()), 1)
     tokens = np.full((len(rows), -(-longest // bucket) * bucket), spec.pad, np.int32)
     for i, row in enumerate(rows):

@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Part, Share, whole
 from paradec_jax.io import json_lines
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
 
@@ -51,7 +51,11 @@ def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
     A denoiser ("own") has the last token as its mask; to a model that predicts the "next" token it is begin-of-text.
     """
     last = tokenizer.vocab_size - 1
-    return TokenSpec(mask=last, alignment="own") if alignment == "own" else TokenSpec(bos=last, pad=last)
+    return (
+        TokenSpec(mask=last, alignment="own")
+        if alignment == "own"
+        else TokenSpec(bos=last, pad=last)
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,8 +121,12 @@ def read_text(
     cut = int(len(pieces) * (1 - held_out))
     if not 0 < cut < len(pieces):
         raise ValueError(f"held_out {held_out} leaves no text on one side of {path}")
-    sides = [[side] if isinstance(side, str) else list(side) for side in (pieces[:cut], pieces[cut:])]
-    train, rest = (tuple(np.asarray(ids, np.int32) for ids in tokenizer.encode_batch(side)) for side in sides)
+    sides = [
+        [side] if isinstance(side, str) else list(side) for side in (pieces[:cut], pieces[cut:])
+    ]
+    train, rest = (
+        tuple(np.asarray(ids, np.int32) for ids in tokenizer.encode_batch(side)) for side in sides
+    )
     digest = hashlib.sha256(Path(path).read_bytes())
     digest.update(tokenizer.digest().encode() + str(cut).encode())
     return Text(train, rest, digest.hexdigest()), tokenizer
@@ -147,7 +155,9 @@ def pack(
     rows, texts = [], list(texts)
     for start in range(0, len(texts), GROUP):
         group = texts[start : start + GROUP]
-        flat = np.concatenate([np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group])
+        flat = np.concatenate(
+            [np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group]
+        )
         whole = flat[: len(flat) // room * room].reshape(-1, room)
         ends = np.full((len(whole), 1), bos, np.int32), np.full((len(whole), 1), eos, np.int32)
         rows.append(np.concatenate([ends[0], whole, ends[1]], axis=1))
@@ -156,7 +166,9 @@ def pack(
     return np.concatenate(rows)
 
 
-def windows(ids: Int32[np.ndarray, " N"], length: int, count: int | None = None) -> Int32[np.ndarray, "N L"]:
+def windows(
+    ids: Int32[np.ndarray, " N"], length: int, count: int | None = None
+) -> Int32[np.ndarray, "N L"]:
     """Stretches of a text that do not overlap, spread evenly over it: `count` of them, as many as fit when None.
 
     Raises:

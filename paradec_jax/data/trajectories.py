@@ -69,11 +69,15 @@ def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any
       TrajectoryError: the folder was begun with others.
     """
     path = Path(folder) / INDEX
-    mine = json.loads(json.dumps({"format_version": FORMAT_VERSION, "block": block, "settings": settings}))
+    mine = json.loads(
+        json.dumps({"format_version": FORMAT_VERSION, "block": block, "settings": settings})
+    )
     if path.exists():
         for name, value in read_index(folder).items():
             if value != mine.get(name):
-                raise TrajectoryError(f"{folder} was written with {name} {value!r}, not {mine.get(name)!r}")
+                raise TrajectoryError(
+                    f"{folder} was written with {name} {value!r}, not {mine.get(name)!r}"
+                )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
@@ -85,7 +89,9 @@ def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) ->
     for item in generations:
         counts = [len(iterates) for iterates in item.iterates]
         head = [item.id, item.length, len(item.prompt), len(counts), *counts]
-        rows.append(np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]).astype(np.int32))
+        rows.append(
+            np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]).astype(np.int32)
+        )
     ends = np.cumsum([len(row) for row in rows])
     shard = np.concatenate([[len(rows)], 1 + len(rows) + ends, *rows]).astype(np.int32)
     path = Path(folder) / SHARD.format(len(_shards(folder)))
@@ -122,7 +128,9 @@ def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise TrajectoryError(str(error)) from None
     version = index.get("format_version")
     if version != FORMAT_VERSION:
-        raise TrajectoryError(f"{folder} has format version {version!r}; this program reads {FORMAT_VERSION}")
+        raise TrajectoryError(
+            f"{folder} has format version {version!r}; this program reads {FORMAT_VERSION}"
+        )
     return index
 
 

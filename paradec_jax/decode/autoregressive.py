@@ -21,7 +21,9 @@ class AutoRegressive(DecoderBase):
         rows, cache, _ = self.prefill(params, request, knobs, 1)
         return CachedState(rows, cache)
 
-    def step(self, params: Any, state: CachedState, knobs: RepetitionKnobs) -> tuple[CachedState, None]:
+    def step(
+        self, params: Any, state: CachedState, knobs: RepetitionKnobs
+    ) -> tuple[CachedState, None]:
         """Feeds the newest token and commits the one it predicts."""
         token, position = state.rows.newest
         out = self.network.forward(params, token, position, Prefix(state.cache, state.cached))

@@ -22,7 +22,9 @@ CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
 IS_ADAPTER = "the folder holds an adapter; name its base model, and give the folder with --adapter"
 TEXTS = ["*.json", "*.jinja", "tokenizer.model"]
-WEIGHTS = [f"{part}*.safetensors" for part in ("model", "network", "residual_head", "adapter_model")]
+WEIGHTS = [
+    f"{part}*.safetensors" for part in ("model", "network", "residual_head", "adapter_model")
+]
 OLD_WEIGHTS = ["pytorch_model*.bin"]  # of a repository that has no others
 
 
@@ -53,7 +55,9 @@ def staged(
     scratch = Path(tempfile.mkdtemp(prefix=start, dir=folder.parent))
     new, old = scratch / "new", scratch / "old"
     try:
-        with _locked(scratch):  # which another takes for what a killed writer left as soon as it is free
+        with _locked(
+            scratch
+        ):  # which another takes for what a killed writer left as soon as it is free
             for left in folder.parent.iterdir():
                 ours = left.name.startswith(start) and _marker(left) == mine
                 if ours and left.stat().st_uid == scratch.stat().st_uid:
@@ -130,7 +134,9 @@ def _locked(folder: Path) -> Iterator[None]:
         lock(descriptor)
         yield
     except BlockingIOError as error:
-        raise StoreError(f"another process is writing {folder} to replace the same folder") from error
+        raise StoreError(
+            f"another process is writing {folder} to replace the same folder"
+        ) from error
     finally:
         os.close(descriptor)
 
@@ -170,7 +176,9 @@ def _from_hub(name: str, revision: str | None) -> Path:
         ) from error
 
     def brought(files: list[str]) -> Path:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns="*/*"))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns="*/*")
+        )
 
     try:
         folder = brought(TEXTS + WEIGHTS)

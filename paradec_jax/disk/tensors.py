@@ -110,9 +110,15 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[s
         path = folder / file
         try:
             # No name for the arrays: those of the shard before must be gone while these are made.
-            save_file({n: np.asarray(tensors[n], order="C") for n in names}, path, metadata={"format": "pt"})
+            save_file(
+                {n: np.asarray(tensors[n], order="C") for n in names},
+                path,
+                metadata={"format": "pt"},
+            )
         except SafetensorError as error:
             raise StoreError(f"{path} cannot be written ({error})") from error
-        path.chmod(folder.stat().st_mode & 0o666)  # the library makes a file that its owner alone can read
+        path.chmod(
+            folder.stat().st_mode & 0o666
+        )  # the library makes a file that its owner alone can read
         files[file] = names
     return files

@@ -91,7 +91,10 @@ def score_spans(
         return [Bound(cost, 0.0, len(best), bool(best.all())) for cost, best in costs]
     mask = mask_of(model)
     scored = [i for i, span in enumerate(spans) if span.count]
-    kept, numbers = [spans[i] for i in scored], scored if streams is None else [streams[i] for i in scored]
+    kept, numbers = (
+        [spans[i] for i in scored],
+        scored if streams is None else [streams[i] for i in scored],
+    )
     options: dict[str, Any] = {"draws": draws, "batch": batch, "seed": seed, "streams": numbers}
     each = bounds(model.network, model.params, kept, mask, **options)
     results = [Bound(0.0, 0.0, 0, True)] * len(spans)
@@ -130,7 +133,9 @@ def bounds(
     check_number("batch", batch)
     numbers = list(range(len(spans))) if streams is None else list(streams)
     if len(numbers) != len(spans):
-        raise ValueError(f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows")
+        raise ValueError(
+            f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows"
+        )
     for span in spans:
         if not 0 <= span.start < span.stop <= len(span.ids) <= network.max_length:
             raise ValueError(
@@ -146,14 +151,18 @@ def bounds(
         rows = padded([spans[i] for i, _ in of], batch, size)
         which = np.zeros((batch, 2), np.int32)
         which[: len(of)] = [(numbers[i], k) for i, k in of]
-        scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, seed_words(seed))))
+        scored.append(
+            (some, _score(network, (mask, draws), whole, params, *rows, which, seed_words(seed)))
+        )
     costs = np.zeros(len(jobs))
     for some, values in scored:  # waited for when all calls are on their way
         costs[some] = np.asarray(values)[: len(some)]
     each = costs.reshape(len(spans), draws)
     errors = each.std(axis=1, ddof=1) / math.sqrt(draws)
     means = each.mean(axis=1)
-    return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
+    return [
+        Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)
+    ]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -175,13 +184,17 @@ def _score(
     def numbers(stream: Array, draw: Array) -> tuple[Array, Array]:
         key = jax.random.fold_in(key_of(words), stream)
         of_draw = jax.random.fold_in(key, 1 + draw)
-        each = jax.vmap(lambda position: jax.random.uniform(jax.random.fold_in(of_draw, position)))(at)
+        each = jax.vmap(lambda position: jax.random.uniform(jax.random.fold_in(of_draw, position)))(
+            at
+        )
         return (jax.random.uniform(jax.random.fold_in(key, 0)) + draw / draws) % 1, each
 
     tau, uniforms = jax.vmap(numbers)(which[:, 0], which[:, 1])
     t = FLOOR + (1 - FLOOR) * tau
     length, start, stop = (ends[:, i, None] for i in range(3))
-    noised, hidden = hide(ids, uniforms, schedule.mask_probability(t), mask, (at >= start) & (at < stop))
+    noised, hidden = hide(
+        ids, uniforms, schedule.mask_probability(t), mask, (at >= start) & (at < stop)
+    )
     view = None if whole else jnp.broadcast_to((at < length)[:, None], (batch, size, size))
     positions = jnp.broadcast_to(at, ids.shape)
     vectors = network.forward(params, noised, positions, mask=view).hidden

@@ -9,13 +9,13 @@ import numpy as np
 from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
 from paradec_jax.decode.machine.request import keys_of, seed_words
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.likelihood import prefix
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import Samples
+from paradec_jax.evaluate.timing import Case
 from paradec_jax.generate import BUCKET, bind, parameters, tokenizer_of
 from paradec_jax.store import Model
-from paradec_jax.timing import Case
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,11 @@ class Prompts:
         """Some of the prompts as one request."""
         at = np.asarray(rows)
         return make_request(
-            self.tokens[at], self.lengths[at], max_new_tokens=self.budget, stop=self.stop, keys=self.keys[at]
+            self.tokens[at],
+            self.lengths[at],
+            max_new_tokens=self.budget,
+            stop=self.stop,
+            keys=self.keys[at],
         )
 
     def texts(self, tokenizer: Tokenizer, ids: Samples) -> list[str]:
@@ -56,7 +60,9 @@ class Prompts:
         return [tokenizer.decode_after(prompt, row, skip_special=True) for prompt, row in rows]
 
 
-def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budget: int | None) -> Prompts:
+def prompts_of(
+    model: Model, problems: Sequence[Problem | str], seed: int, budget: int | None
+) -> Prompts:
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
 
     Raises:

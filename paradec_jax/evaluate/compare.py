@@ -26,11 +26,11 @@ from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, 
 from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.judge import TextJudge, check_judge, judge_answers
 from paradec_jax.evaluate.text_measures import Samples
+from paradec_jax.evaluate.timing import Advance, Case, Speed, compile_all, measure, planned_bytes
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
-from paradec_jax.timing import Advance, Case, Speed, compile_all, measure, planned_bytes
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 Row = dict[str, Any]
 # Begins a stage of so many units; what it returns counts those that are done.
@@ -105,11 +105,15 @@ def compare(
         check_judge(judge, "sdtt")  # before minutes of decoding
     prompts = prompts_of(model, problems, seed, budget)
     if judge is not None and prompts.budget > (most := judge.network.max_length):
-        raise ValueError(f"the judge has {most} positions, and an answer may have {prompts.budget} tokens")
+        raise ValueError(
+            f"the judge has {most} positions, and an answer may have {prompts.budget} tokens"
+        )
     # Sources of one network share its prepared parameters, whatever heads they have beside it.
     prepared = {id(of.model.params): of.model for of in sources}
     params = {key: of.network.prepare(of.params) for key, of in prepared.items()}
-    cases = [case_of(of.setting, of.model, prompts.size, params[id(of.model.params)]) for of in sources]
+    cases = [
+        case_of(of.setting, of.model, prompts.size, params[id(of.model.params)]) for of in sources
+    ]
 
     new = [i for i in range(len(cases)) if i != base or before is None]
     advance = report("decoding in batches", len(new) * len(_batches(prompts, rows)))
@@ -183,7 +187,9 @@ def compare_texts(
     if not all(masks.isdisjoint(ids) for ids in held_out):
         raise ValueError("the real texts hold characters that the models do not know")
     # Pieces do not overlap, and what is left at the end of a text is left out; those kept are evenly spread.
-    pieces = [ids[at : at + length] for ids in held_out for at in range(0, len(ids) - length + 1, length)]
+    pieces = [
+        ids[at : at + length] for ids in held_out for at in range(0, len(ids) - length + 1, length)
+    ]
     if held_out and not pieces:
         raise ValueError(f"the real texts hold no piece of {length} tokens")
     count = min(samples, len(pieces))
@@ -235,7 +241,15 @@ def draw(
 
 def real_row(length: int) -> Row:
     """A row of real text, which no decoder drew: None for what it has none of."""
-    names = ("family", "decoder", "settings", "steps", "temperature", "network_calls", "seconds_per_sample")
+    names = (
+        "family",
+        "decoder",
+        "settings",
+        "steps",
+        "temperature",
+        "network_calls",
+        "seconds_per_sample",
+    )
     empty = dict.fromkeys((*names, "compile_seconds", "batch", "dtype", "device"))
     return empty | {"model": "real text", "label": "", "length": length}
 
@@ -244,8 +258,14 @@ def write_texts(folder: Path, compared: Comparison) -> None:
     """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts"."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, (row, texts) in enumerate(zip(compared.rows, compared.texts, strict=True)):
-        words = [row["model"], row["decoder"], "" if row["steps"] is None else f"{row['steps']}-steps"]
-        name = "-".join([f"{i:02d}", *(word.replace("/", "_").replace(" ", "-") for word in words if word)])
+        words = [
+            row["model"],
+            row["decoder"],
+            "" if row["steps"] is None else f"{row['steps']}-steps",
+        ]
+        name = "-".join(
+            [f"{i:02d}", *(word.replace("/", "_").replace(" ", "-") for word in words if word)]
+        )
         lines = (json.dumps({"text": text}) + "\n" for text in texts)
         atomic_write_text(folder / f"{name}.jsonl", "".join(lines))
         row["texts"] = f"{name}.jsonl"
@@ -269,7 +289,9 @@ def _batches(prompts: Prompts, rows: int) -> list[np.ndarray]:
     return list(np.pad(order, (0, count * rows - len(order)), mode="edge").reshape(count, rows))
 
 
-def _decode(case: Case, prompts: Prompts, rows: int, advance: Advance = lambda units: None) -> _Decoded:
+def _decode(
+    case: Case, prompts: Prompts, rows: int, advance: Advance = lambda units: None
+) -> _Decoded:
     """Every prompt through a case, in batches of equal shape."""
     ids: list[list[int]] = [[]] * len(prompts.lengths)
     counts: dict[str, np.ndarray] = {}
@@ -287,7 +309,11 @@ def _decode(case: Case, prompts: Prompts, rows: int, advance: Advance = lambda u
 
 
 def _judged(
-    judge: Model, tokenizer: Tokenizer, prompts: Prompts, answers: Sequence[_Decoded], base: _Decoded
+    judge: Model,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    answers: Sequence[_Decoded],
+    base: _Decoded,
 ) -> list[_Decoded]:
     """Answers with what a judge says of them; no text is judged twice, and what was said of the baseline's stays."""
     before = [row[:n].tolist() for row, n in zip(prompts.tokens, prompts.lengths, strict=True)]
@@ -298,7 +324,9 @@ def _judged(
     for of in answers:
         texts = [*enumerate(map(tuple, of.ids))]
         new = [text for text in texts if text not in known]
-        scores = judge_answers(judge, tokenizer, [before[i] for i, _ in new], [ids for _, ids in new])
+        scores = judge_answers(
+            judge, tokenizer, [before[i] for i, _ in new], [ids for _, ids in new]
+        )
         known |= zip(new, scores, strict=True)
         results.append(dataclasses.replace(of, judged=np.stack([known[text] for text in texts])))
     return results
@@ -336,13 +364,17 @@ def _answer_fields(answers: _Decoded, base: _Decoded) -> Row:
     return {
         "problems": len(answers.ids),
         "log_prob": None if judged is None else float(judged[:, 0].sum() / judged[:, 1].sum()),
-        "log_prob_interval": None if judged is None else ends(bootstrap(judged[:, 0], judged[:, 1])),
+        "log_prob_interval": None
+        if judged is None
+        else ends(bootstrap(judged[:, 0], judged[:, 1])),
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
         "tokens_per_network_call_interval": ends(ratio(lengths, each)),
         # A network without recurrences passes its layers once a call.
         "recurrences_per_token": int(answers.counts.get("recurrences", each).sum()) / tokens,
-        "equals_greedy": float(np.mean([a == b for a, b in zip(answers.ids, base.ids, strict=True)])),
+        "equals_greedy": float(
+            np.mean([a == b for a, b in zip(answers.ids, base.ids, strict=True)])
+        ),
     }
 
 

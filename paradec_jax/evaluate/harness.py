@@ -20,9 +20,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.bound import DRAWS, is_exact, mask_of, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.until import generate_until, parse
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
@@ -97,10 +97,13 @@ class DecoderLM(LM):
         pairs = [(request.args[0], parse(request.args[1])) for request in requests]
         return generate_until(self.model, pairs, self.setting, rows=self.rows, seed=self.seed)
 
-    def _score(self, spans: Sequence[Span], streams: Sequence[int] | None) -> list[tuple[float, bool]]:
+    def _score(
+        self, spans: Sequence[Span], streams: Sequence[int] | None
+    ) -> list[tuple[float, bool]]:
         options: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "batch": self.rows}
         return [
-            (-of.nats, bool(of.greedy)) for of in score_spans(self.model, spans, streams=streams, **options)
+            (-of.nats, bool(of.greedy))
+            for of in score_spans(self.model, spans, streams=streams, **options)
         ]
 
 

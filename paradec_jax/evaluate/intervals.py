@@ -45,7 +45,9 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
     """
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if first.shape != second.shape or first.ndim != 1 or not first.size:
-        raise ValueError(f"need two vectors of one length, at least 1, not {first.shape} and {second.shape}")
+        raise ValueError(
+            f"need two vectors of one length, at least 1, not {first.shape} and {second.shape}"
+        )
     count = first.size
     b, c = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     padded = count + 2
@@ -107,7 +109,9 @@ def speedup(
         )
     u, v = (np.zeros_like(s) if x is None else np.asarray(x, np.float64) for x in (less, base_less))
     if not u.shape == v.shape == s.shape:
-        raise ValueError(f"need seconds to take away of the shape {s.shape}, not {u.shape} and {v.shape}")
+        raise ValueError(
+            f"need seconds to take away of the shape {s.shape}, not {u.shape} and {v.shape}"
+        )
     passes, calls = s.shape
     draw = np.random.default_rng(0)
     columns = draw.integers(0, calls, (RESAMPLES, 1, calls))
@@ -116,7 +120,10 @@ def speedup(
     def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
         return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    here, there = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
+    here, there = (
+        spent(s[rows, columns], u[rows, columns]),
+        spent(t[rows, columns], v[rows, columns]),
+    )
     value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
     ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
     if min(here.min(), there.min(), theirs.min()) <= 0:

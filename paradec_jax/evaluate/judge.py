@@ -32,7 +32,7 @@ from paradec_jax.evaluate.text_measures import (
 )
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 DEFINITIONS = ("sdtt", "mdlm")
 BLEU_TEXTS = 100  # texts of the group that self-BLEU compares
@@ -95,7 +95,9 @@ def judge_ids(
     return _judgement(judge, samples, definition, begin, batch)
 
 
-def judge_texts(judge: Model, texts: Sequence[str], *, definition: str = "mdlm", batch: int = 8) -> Judgement:
+def judge_texts(
+    judge: Model, texts: Sequence[str], *, definition: str = "mdlm", batch: int = 8
+) -> Judgement:
     """Judges texts, split into tokens by the judge's tokenizer, its begin-of-text before each if it has one.
 
     What is longer than the judge loses its end, as MDLM does it. Arguments and errors as for `judge_ids`, and a
@@ -162,10 +164,14 @@ def check_judge(judge: Model, definition: str) -> None:
     if definition not in DEFINITIONS:
         raise ValueError(f"definition must be one of {', '.join(DEFINITIONS)}, not {definition!r}")
     if judge.network.visibility != "causal" or judge.token_spec.alignment != "next":
-        raise ValueError("a judge must be a model that predicts the next token from those before it")
+        raise ValueError(
+            "a judge must be a model that predicts the next token from those before it"
+        )
 
 
-def _judgement(judge: Model, samples: Samples, definition: str, begin: bool, batch: int) -> Judgement:
+def _judgement(
+    judge: Model, samples: Samples, definition: str, begin: bool, batch: int
+) -> Judgement:
     bos = judge.token_spec.bos
     before = (bos,) if begin and bos is not None else ()
     # All tokens of a sample are scored, but for the first where nothing stands before it.
@@ -217,7 +223,9 @@ class TextJudge:
         check_judge(self.judge, self.definition)
         most = self.judge.network.max_length
         if self.reads_ids and length > most:
-            raise ValueError(f"texts of {length} tokens are longer than the {most} positions of the judge")
+            raise ValueError(
+                f"texts of {length} tokens are longer than the {most} positions of the judge"
+            )
 
     def texts(self, ids: Samples) -> list[str]:
         """Texts without special tokens."""
@@ -227,7 +235,9 @@ class TextJudge:
         """What the judge says; the texts that it reads keep end-of-text only where its definition counts one."""
         options: dict[str, Any] = {"definition": self.definition, "batch": self.batch}
         if self.reads_ids:
-            return judge_ids(self.judge, ids, begin=self.judge.token_spec.bos is not None, **options)
+            return judge_ids(
+                self.judge, ids, begin=self.judge.token_spec.bos is not None, **options
+            )
         if self.definition == "mdlm":
             return judge_texts(self.judge, [self.tokenizer.decode(row) for row in ids], **options)
         return judge_texts(self.judge, [text.strip() for text in self.texts(ids)], **options)
@@ -264,7 +274,9 @@ class TextJudge:
             return _reverse_fields(None, 0)
         nats = 0.0
         for fitted, judged in (halves, halves[::-1]):
-            nats += sum(map(len, judged)) * math.log(reverse_perplexity(fitted, judged, self.vocab_size))
+            nats += sum(map(len, judged)) * math.log(
+                reverse_perplexity(fitted, judged, self.vocab_size)
+            )
         tokens = sum(map(len, pieces))
         return _reverse_fields(math.exp(nats / tokens), tokens // 2)
 

@@ -27,7 +27,7 @@ from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 SHORTEST = 32  # positions of the smallest batch
 
@@ -58,7 +58,9 @@ def prefix(spec: TokenSpec) -> int:
       ValueError: the checkpoint has neither.
     """
     if spec.bos is None and not spec.stop:
-        raise ValueError("the model has neither a begin-of-text nor a stop token to start a text from")
+        raise ValueError(
+            "the model has neither a begin-of-text nor a stop token to start a text from"
+        )
     return spec.stop[0] if spec.bos is None else spec.bos
 
 
@@ -147,7 +149,10 @@ def batches(lengths: Sequence[int], most: int, batch: int) -> Iterator[tuple[int
 
 def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [B, S] and (length, start, stop) [B, 3] of a batch; rows that are missing score nothing."""
-    ids, ends = np.zeros((batch, size), np.int32), np.tile(np.asarray([1, 0, 0], np.int32), (batch, 1))
+    ids, ends = (
+        np.zeros((batch, size), np.int32),
+        np.tile(np.asarray([1, 0, 0], np.int32), (batch, 1)),
+    )
     for row, span in enumerate(spans):
         ids[row, : len(span.ids)] = span.ids
         ends[row] = len(span.ids), span.start, span.stop

@@ -53,7 +53,9 @@ def sample_entropy(samples: Samples) -> float:
 
     Reported beside generative perplexity by BD3-LMs (Arriola et al. 2025, arXiv 2503.09573).
     """
-    each = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
+    each = [
+        _entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)
+    ]
     if not each:
         raise ValueError("no sample has a token")
     return float(np.mean(each))
@@ -75,7 +77,9 @@ def self_bleu(texts: Sequence[str]) -> float:
         raise ImportError(NO_SACREBLEU) from error
     bleu = BLEU(effective_order=True)
     others = ([*texts[:i], *texts[i + 1 :]] for i in range(len(texts)))
-    scores = [bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)]
+    scores = [
+        bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)
+    ]
     return math.fsum(scores) / len(scores)
 
 
@@ -141,7 +145,9 @@ def ngrams(samples: Samples, vocab_size: int, order: int = ORDER) -> Ngrams:
     return Ngrams(order, vocab_size, followers, totals)
 
 
-def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, order: int = ORDER) -> float:
+def reverse_perplexity(
+    samples: Samples, held_out: Samples, vocab_size: int, order: int = ORDER
+) -> float:
     """Perplexity of held-out texts under an n-gram model of the samples.
 
     Samples that miss part of the language make it large, however good each of them is by itself (Zhao et al. 2018,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.generate import generate, tokenizer_of
 from paradec_jax.store import Model
 
@@ -32,24 +32,35 @@ def parse(arguments: Mapping[str, Any]) -> Until:
     """
     known = {"until", "max_gen_toks", "do_sample", *SAMPLING}
     if unknown := sorted(arguments.keys() - known):
-        raise ValueError(f"{unknown[0]} is no generation argument here: known are {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{unknown[0]} is no generation argument here: known are {', '.join(sorted(known))}"
+        )
     until = arguments.get("until") or ()
     stop = (until,) if isinstance(until, str) else tuple(text for text in until if text)
     values = {name: arguments[name] for name in SAMPLING if arguments.get(name) is not None}
     values.setdefault("temperature", 0.0)
     sample = arguments.get("do_sample")
     if sample and not values["temperature"] > 0:
-        raise ValueError(f"do_sample is true, so temperature must be above 0, not {values['temperature']}")
+        raise ValueError(
+            f"do_sample is true, so temperature must be above 0, not {values['temperature']}"
+        )
     if sample is False or not values["temperature"]:
         values = {"temperature": 0.0}  # the most probable token, whatever the filters
     if values.get("top_k") == 0:  # as lm-eval's models take it: no limit
         del values["top_k"]
     budget = arguments.get("max_gen_toks")
-    return Until(stop, MAX_GEN_TOKS if budget is None else int(budget), tuple(sorted(values.items())))
+    return Until(
+        stop, MAX_GEN_TOKS if budget is None else int(budget), tuple(sorted(values.items()))
+    )
 
 
 def generate_until(
-    model: Model, requests: Sequence[tuple[str, Until]], setting: Setting, *, rows: int = 8, seed: int = 0
+    model: Model,
+    requests: Sequence[tuple[str, Until]],
+    setting: Setting,
+    *,
+    rows: int = 8,
+    seed: int = 0,
 ) -> list[str]:
     """The continuation of each request, cut before its first stop text.
 
@@ -84,7 +95,9 @@ def generate_until(
             batch = contexts[start : start + rows]
             out = generate(
                 model,
-                batch + batch[-1:] * (rows - len(batch)),  # all batches have one shape, and share a program
+                batch
+                + batch[-1:]
+                * (rows - len(batch)),  # all batches have one shape, and share a program
                 chosen.decoder,
                 knobs=chosen.knobs,
                 max_new_tokens=until.max_new_tokens,

@@ -38,7 +38,9 @@ def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
     """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it has none."""
     lengths = blocks or ((network.block,) if network.block else ())
     if not lengths:
-        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
+        raise ValueError(
+            "a network without blocks of its own needs the lengths of blocks (rules.blocks)"
+        )
     return lengths
 
 
@@ -185,7 +187,8 @@ def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
     of a sample has none before it; what stands there means nothing.
     """
     begins = jnp.concatenate(
-        [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]], axis=1
+        [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]],
+        axis=1,
     )
     clean, noisy = (jnp.roll(hidden, 1, axis=1) for hidden in streams)
     return jnp.where(begins[..., None], clean, noisy)

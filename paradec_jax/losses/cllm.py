@@ -17,7 +17,13 @@ from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses.consistency import hidden_states, real_tokens, summed
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, in_chunks, scorer, soft_cross_entropy
+from paradec_jax.losses.cross_entropy import (
+    check_chunk,
+    cross_entropy,
+    in_chunks,
+    scorer,
+    soft_cross_entropy,
+)
 from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sums
 
@@ -47,7 +53,9 @@ def cllm_loss(
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen, key
         one = "cllm_loss wants one pair a row"
-        chex.assert_axis_dimension(batch["noisy"], 1, 1, custom_message=one, exception_type=ValueError)
+        chex.assert_axis_dimension(
+            batch["noisy"], 1, 1, custom_message=one, exception_type=ValueError
+        )
         tokens, real = sequences(batch, spec)
         noisy, clean, whole = read(network, params, tokens, real)
         lengths = batch["prompt_lengths"] + batch["noisy"].shape[2]
@@ -80,7 +88,11 @@ def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
 
     Blocks stand directly after their prompts, so that padding comes last, where no causal query sees it.
     """
-    lengths, width, size = batch["prompt_lengths"], batch["prompt"].shape[1], batch["noisy"].shape[2]
+    lengths, width, size = (
+        batch["prompt_lengths"],
+        batch["prompt"].shape[1],
+        batch["noisy"].shape[2],
+    )
     at = jnp.arange(width + size) - lengths[:, None]
 
     def joined(prompt: Array, noisy: Array, clean: Array) -> Array:
@@ -89,7 +101,10 @@ def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
         before = jnp.pad(prompt, [(0, 0), (0, size)])[:, None]
         return jnp.where((at < 0)[:, None], before, jnp.take_along_axis(blocks, index, axis=2))
 
-    tokens, real = joined(batch["prompt"], batch["noisy"], batch["clean"]), joined(*real_tokens(batch))
+    tokens, real = (
+        joined(batch["prompt"], batch["noisy"], batch["clean"]),
+        joined(*real_tokens(batch)),
+    )
     stops = jnp.isin(tokens, jnp.asarray(spec.stop, jnp.int32)) & (at < 0)[:, None]
     stopped = jnp.cumsum(stops, axis=2) - stops > 0
     return jnp.where(stopped, spec.pad, tokens), real & ~stopped

@@ -213,7 +213,9 @@ def consistency_loss(
         pairs, block = counted_pairs(batch, spec, rules), batch["noisy"].shape[-1]
         length = pairs.prompt.shape[1] + pairs.clean.shape[1]
         if length > network.max_length:
-            raise ValueError(f"prompt and blocks take {length} positions of max_length {network.max_length}")
+            raise ValueError(
+                f"prompt and blocks take {length} positions of max_length {network.max_length}"
+            )
         teacher = frozen if rules.teacher == "frozen" else params
         states = read_packed(network, params, teacher, pairs, block, rules)
         logits = scorer(network, params, len(pairs.valid))
@@ -259,11 +261,15 @@ def hidden_states(
     return network.forward(params, inputs, positions, mask=mask).hidden
 
 
-def packed_positions(lengths: Int[Array, "B"], prompt: int, pairs: int, block: int) -> Int[Array, "B P+2K"]:
+def packed_positions(
+    lengths: Int[Array, "B"], prompt: int, pairs: int, block: int
+) -> Int[Array, "B P+2K"]:
     """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after the prompt."""
     pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
     after = lengths[:, None] + (pair * block + offset)
-    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), after], axis=1)
+    return jnp.concatenate(
+        [jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), after], axis=1
+    )
 
 
 def read_packed(
@@ -296,7 +302,12 @@ def read_packed(
 
 
 def terms(
-    student: Scorer, teacher: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
+    student: Scorer,
+    teacher: Scorer,
+    states: States,
+    pairs: Pairs,
+    rules: ConsistencyRules,
+    chunk: int | None,
 ) -> Sums:
     """Cross-entropy of prompt and clean blocks, and divergence of the noisy positions from the clean ones.
 
@@ -307,14 +318,21 @@ def terms(
         p, said = student(noisy), student(clean)
         q = said if rules.teacher == "online" else teacher(taught)
         value, _ = soft_cross_entropy(p, q, rules.temperature)  # without gradient towards q
-        return value, jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1), *token_losses(said, following)
+        return (
+            value,
+            jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1),
+            *token_losses(said, following),
+        )
 
     following = jnp.roll(pairs.clean, -1, axis=1)  # nothing counts that the last position says
     arrays = states.noisy, states.clean, states.teacher, following
     value, agree, *said = in_chunks(score, chunk, *arrays)
 
     first = cross_entropy(student, states.last, pairs.clean[:, :1])
-    parts = [(*first, pairs.block_weight[:, :1]), (*(x[:, :-1] for x in said), pairs.block_weight[:, 1:])]
+    parts = [
+        (*first, pairs.block_weight[:, :1]),
+        (*(x[:, :-1] for x in said), pairs.block_weight[:, 1:]),
+    ]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
         losses = cross_entropy(student, states.prompt[:, :-1], pairs.prompt[:, 1:], chunk)
         parts.append((*losses, pairs.prompt_weight))

@@ -74,7 +74,9 @@ MDLM = BoundRules()
 def mask_of(spec: TokenSpec) -> int:
     """The id of the mask. Raises ValueError for a checkpoint without one."""
     if spec.mask is None:
-        raise ValueError("a denoiser is trained with a mask token, but the checkpoint's token spec has none")
+        raise ValueError(
+            "a denoiser is trained with a mask token, but the checkpoint's token spec has none"
+        )
     return spec.mask
 
 
@@ -86,7 +88,12 @@ def read(network: Any, params: Any, tokens: Array, dropout: Array | None = None)
 
 
 def masked_diffusion_loss(
-    network: Any, spec: TokenSpec, rules: BoundRules = MDLM, *, dropout: bool = True, chunk: int | None = None
+    network: Any,
+    spec: TokenSpec,
+    rules: BoundRules = MDLM,
+    *,
+    dropout: bool = True,
+    chunk: int | None = None,
 ) -> Objective:
     """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the hidden ones.
 
@@ -126,5 +133,7 @@ def noise(
     uniforms = recorded_or(batch, "time_uniforms", lambda: None)
     t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
     probability, weight = rules.at(t)
-    uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
+    uniforms = recorded_or(
+        batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
+    )
     return *hide(tokens, uniforms, probability, mask, batch.get("labelled")), weight

@@ -36,7 +36,12 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
         else:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
             hidden = network.forward(params, tokens, positions).hidden
-        nll, hits = cross_entropy(scorer(network, params, len(hidden)), hidden, batch["targets"], chunk)
-        return {"loss": weighted(nll, batch["weights"]), "accuracy": weighted(hits, batch["weights"])}
+        nll, hits = cross_entropy(
+            scorer(network, params, len(hidden)), hidden, batch["targets"], chunk
+        )
+        return {
+            "loss": weighted(nll, batch["weights"]),
+            "accuracy": weighted(hits, batch["weights"]),
+        }
 
     return Objective(sums)

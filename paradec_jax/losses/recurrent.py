@@ -46,12 +46,16 @@ def exponential(mean: Mean) -> Draw:
     """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum are ours."""
 
     def draw(key: Array, step: Array) -> Array:
-        return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(jnp.int32)
+        return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(
+            jnp.int32
+        )
 
     return draw
 
 
-def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None) -> tuple[int, bool]:
+def settle(
+    config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None
+) -> tuple[int, bool]:
     """Backpropagated recurrences, at least 1, and rematerialisation of a loss: the config's where they are None."""
     depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
     if depth < 1:
@@ -84,7 +88,10 @@ def unroll(
     constants = lax.stop_gradient((params, e))
     constant_steps = jnp.maximum(recurrence - backprop_depth, 0)
     state = lax.fori_loop(
-        0, constant_steps, lambda _, s: iterate(constants[0], s, constants[1]), lax.stop_gradient(state)
+        0,
+        constant_steps,
+        lambda _, s: iterate(constants[0], s, constants[1]),
+        lax.stop_gradient(state),
     )
     skipped = jnp.maximum(backprop_depth - recurrence, 0)
 
@@ -125,7 +132,9 @@ def recurrent_loss(
             batch, "state", lambda: network.initial_state(jax.random.split(of_state, tokens.shape))
         )
 
-        positions = batch.get("positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        positions = batch.get(
+            "positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        )
         mask = masks.segments(batch["segments"]) if "segments" in batch else None
         view = network.view(positions, mask=mask)
         window = network.empty_window(*tokens.shape)
@@ -133,7 +142,10 @@ def recurrent_loss(
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden = network.readout(params, state, view, window).hidden
         nll, hits = cross_entropy(scorer(network, params), hidden, batch["targets"], chunk)
-        means = {"loss": weighted(nll, batch["weights"]), "accuracy": weighted(hits, batch["weights"])}
+        means = {
+            "loss": weighted(nll, batch["weights"]),
+            "accuracy": weighted(hits, batch["weights"]),
+        }
         return means | {"recurrence": drawn(recurrence)}
 
     return Objective(sums)

@@ -35,7 +35,13 @@ from paradec_jax.losses.block_diffusion import (
     masks_of,
     noised,
 )
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import (
+    check_chunk,
+    in_chunks,
+    scorer,
+    soft_cross_entropy,
+    token_losses,
+)
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, Hidden, choose
@@ -150,20 +156,28 @@ class Unrolling:
             still = still & ~drawn[-1]
         return jnp.stack(drawn, axis=1)
 
-    def unroll(self, params: Any, frozen: Any, texts: Texts, reveals: Bool[Array, "B K T"]) -> Steps:
+    def unroll(
+        self, params: Any, frozen: Any, texts: Texts, reveals: Bool[Array, "B K T"]
+    ) -> Steps:
         """All steps, from the parameters of the head and of the frozen backbone."""
         frozen, visible = lax.stop_gradient(frozen), masks_of(texts.layout)
         still, clean, kv = texts.hidden.where, None, None
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
-            out = self.backbone.forward(frozen, texts.tokens, texts.layout.positions, mask=visible.clean)
+            out = self.backbone.forward(
+                frozen, texts.tokens, texts.layout.positions, mask=visible.clean
+            )
             clean, kv = out.hidden, out.kv
         noisy = self.read(frozen, texts, tokens[None], kv)[0]
         start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
         each = []
         for reveal in jnp.moveaxis(reveals, 1, 0):
             # y_k: y_{k-1} with the revealed positions.
-            shown = texts.tokens if self.rules.tokens == "truth" else self.best(frozen, texts, base, start)
+            shown = (
+                texts.tokens
+                if self.rules.tokens == "truth"
+                else self.best(frozen, texts, base, start)
+            )
             tokens, still = jnp.where(reveal, shown, tokens), still & ~reveal
             # r_k = head(y_k, a_{k-1})
             residual = self.residual(params, frozen, texts, tokens, base)
@@ -190,21 +204,29 @@ class Unrolling:
             out = self.backbone.forward(frozen, tokens, positions, prefix, repeated(visible.noisy))
         return out.hidden.reshape(*states.shape, -1)
 
-    def residual(self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams) -> Streams:
+    def residual(
+        self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams
+    ) -> Streams:
         """Residuals of both copies."""
         table, positions = self.backbone.embedding(frozen), texts.layout.positions
         visible = masks_of(texts.layout)
         if self.rules.layout == "infer_matched":
-            out = self.head.forward(params, table[tokens], positions, mask=visible.clean, hidden=base.noisy)
+            out = self.head.forward(
+                params, table[tokens], positions, mask=visible.clean, hidden=base.noisy
+            )
             return Streams(out.hidden, out.hidden)
         clean = self.head.forward(
             params, table[texts.tokens], positions, mask=visible.clean, hidden=base.clean
         )
         prefix = Prefix(clean.kv, visible.before)
-        noisy = self.head.forward(params, table[tokens], positions, prefix, visible.noisy, hidden=base.noisy)
+        noisy = self.head.forward(
+            params, table[tokens], positions, prefix, visible.noisy, hidden=base.noisy
+        )
         return Streams(clean.hidden, noisy.hidden)
 
-    def predicting(self, texts: Texts, noisy: Float[Array, "B T D"], start: Streams) -> Float[Array, "B T D"]:
+    def predicting(
+        self, texts: Texts, noisy: Float[Array, "B T D"], start: Streams
+    ) -> Float[Array, "B T D"]:
         """The hidden state that predicts each position, from those of the noisy copy."""
         if self.spec.alignment == "own":
             return noisy
@@ -216,9 +238,13 @@ class Unrolling:
         logits = scorer(self.backbone, frozen)
 
         def of_chunk(vectors: Array) -> Array:
-            return jnp.argmax(without_mask(logits(vectors), mask_of(self.spec)), axis=-1).astype(jnp.int32)
+            return jnp.argmax(without_mask(logits(vectors), mask_of(self.spec)), axis=-1).astype(
+                jnp.int32
+            )
 
-        return in_chunks(of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start)))
+        return in_chunks(
+            of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start))
+        )
 
     def judge(
         self, frozen: Any, texts: Texts, steps: Steps
@@ -265,11 +291,15 @@ class Unrolling:
         scored = in_chunks(score, self.chunk, *vectors, targets)
         return jax.tree.map(lambda x: x.reshape(shape), scored)
 
-    def weigh(self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:
+    def weigh(
+        self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]
+    ) -> Sum:
         """Sum of each step over the positions still masked, and its divisor, [K]."""
         where, probability = texts.hidden
         inverse = 1 / jnp.where(where, probability, 1)
-        weights = jnp.where(still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0)
+        weights = jnp.where(
+            still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0
+        )
         total = jnp.sum(weights, axis=(1, 2))
         if self.rules.normaliser == "official":
             revealed = jnp.where(where & ~still, inverse, 0)
@@ -302,7 +332,9 @@ def residual_loss(
         steps = unrolling.unroll(params, frozen, texts, reveals)
         values, measures = unrolling.judge(frozen, texts, steps)
         still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
-        judged = {name: weighted(jnp.where(still, value, 0), still) for name, value in measures.items()}
+        judged = {
+            name: weighted(jnp.where(still, value, 0), still) for name, value in measures.items()
+        }
         return judged | {
             "steps": unrolling.weigh(texts, still, values),
             "masked": Sum(masked, masked),
@@ -310,7 +342,9 @@ def residual_loss(
         }
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
-        metrics = {name: part.mean for name, part in sums.items() if name not in ("steps", "masked")}
+        metrics = {
+            name: part.mean for name, part in sums.items() if name not in ("steps", "masked")
+        }
         metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
         there = sums["masked"].weight > 0  # steps that have a masked position left
         losses = jnp.where(there, sums["steps"].mean, 0)

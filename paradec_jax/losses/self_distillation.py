@@ -96,7 +96,10 @@ SDTT = DistillationRules()
 
 
 def divergence(
-    student: Float[Array, "*shape V"], teacher: Float[Array, "*shape V"], mask: int, rules: DistillationRules
+    student: Float[Array, "*shape V"],
+    teacher: Float[Array, "*shape V"],
+    mask: int,
+    rules: DistillationRules,
 ) -> Float[Array, "*shape"]:
     """Divergence of the student from the teacher at each position, from raw logits.
 
@@ -147,7 +150,9 @@ def self_distillation_loss(
         of_times, of_masks = jax.random.split(of_noise)
         tokens, weights = batch["tokens"], batch.get("weights")
         t = recorded_or(batch, "times", lambda: rules.times.draw(of_times, len(tokens)))
-        uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
+        uniforms = recorded_or(
+            batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
+        )
         where = None if weights is None else weights > 0
         noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
 
@@ -157,7 +162,10 @@ def self_distillation_loss(
             noised, t, step, of_teacher, recorded
         )
         vectors = read(network, params, noised, of_dropout if dropout else None)
-        student_logits, teacher_logits = scorer(network, params, len(noised)), scorer(network, teacher)
+        student_logits, teacher_logits = (
+            scorer(network, params, len(noised)),
+            scorer(network, teacher),
+        )
 
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
             p, q = student_logits(vectors), teacher_logits(targets)
@@ -225,7 +233,11 @@ class Teacher:
         return lax.stop_gradient(kept), jnp.stack(before)
 
     def reverse_step(
-        self, z: Int[Array, "B S"], vectors: Float[Array, "B S D"], share: Float[Array, "B"], key: Array
+        self,
+        z: Int[Array, "B S"],
+        vectors: Float[Array, "B S D"],
+        share: Float[Array, "B"],
+        key: Array,
     ) -> Int[Array, "B S"]:
         """The text after a step from t to s: each hidden position is revealed with the probability (t - s) / t.
 
@@ -251,4 +263,6 @@ class Teacher:
         logits = without_mask(self.network.logits(self.params, vectors), self.mask)
         probs = jnp.exp(jax.nn.log_softmax(logits))
         now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))
-        return jnp.where(z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z)
+        return jnp.where(
+            z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z
+        )

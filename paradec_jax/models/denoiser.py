@@ -71,10 +71,14 @@ class Denoiser(nn.Module):
     def setup(self) -> None:
         c, kind, zeros = self.config, self.config.param_dtype, nn.initializers.zeros
         self.block = rematerialised(ModulatedBlock, c.remat)
-        self.embedding = parameter(self, "embedding", uniform(c.init_std), (c.vocab_size, c.width), kind)
+        self.embedding = parameter(
+            self, "embedding", uniform(c.init_std), (c.vocab_size, c.width), kind
+        )
         self.layer = [self.block(c, self.prepared) for _ in range(c.layers)]
         if self.prepared:
-            self.final_constants = parameter(self, "final_constants", zeros, (2, c.width), "float32")
+            self.final_constants = parameter(
+                self, "final_constants", zeros, (2, c.width), "float32"
+            )
         else:
             noise, k = [], c.conditioning  # as `noise_map` takes them
             for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
@@ -85,7 +89,9 @@ class Denoiser(nn.Module):
             self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), kind)
             shape = (c.conditioning, 2, c.width)
             self.final_modulation = parameter(self, "final_modulation", zeros, shape, kind)
-            self.final_modulation_bias = parameter(self, "final_modulation_bias", zeros, shape[1:], kind)
+            self.final_modulation_bias = parameter(
+                self, "final_modulation_bias", zeros, shape[1:], kind
+            )
         self.head = parameter(self, "head", zeros, (c.width, c.vocab_size), kind)
         self.head_bias = parameter(self, "head_bias", zeros, (c.vocab_size,), kind)
 
@@ -122,14 +128,18 @@ class Denoiser(nn.Module):
 
         if c.scan_layers and not self.is_initializing():
             layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
-            x, _ = scanned(read, x, self.block(c, self.prepared, parent=None), layers, c.dtype, keys)
+            x, _ = scanned(
+                read, x, self.block(c, self.prepared, parent=None), layers, c.dtype, keys
+            )
         else:
             x, _ = in_turn(read, x, self.layer, keys)
         if vector is None:
             shift, scale = self.final_constants
         else:
             gains = (self.final_norm,)
-            shift, scale = modulation(vector, self.final_modulation, self.final_modulation_bias, gains)
+            shift, scale = modulation(
+                vector, self.final_modulation, self.final_modulation_bias, gains
+            )
         return (layer_norm(x, scale, c.norm_eps) + shift).astype(c.dtype)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
@@ -194,8 +204,12 @@ def _constants(params: Mapping[str, Any]) -> dict[str, Array]:
 
     def constants(tree: Mapping[str, Any], prefix: str, *gains: str) -> Array:
         weight, bias = tree[f"{prefix}modulation"], tree[f"{prefix}modulation_bias"]
-        return jnp.concatenate(modulation(vector, weight, bias, [tree[name] for name in gains]))[:, 0]
+        return jnp.concatenate(modulation(vector, weight, bias, [tree[name] for name in gains]))[
+            :, 0
+        ]
 
     layers = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
-    made = {name: constants(tree, "", "attention_norm", "mlp_norm") for name, tree in layers.items()}
+    made = {
+        name: constants(tree, "", "attention_norm", "mlp_norm") for name, tree in layers.items()
+    }
     return made | {"final": constants(params, "final_", "final_norm")}

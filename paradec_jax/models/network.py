@@ -22,7 +22,9 @@ from paradec_jax.nn.visibility import RULES, Seen, View, by_block
 from paradec_jax.sharding.rules import gathered
 
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
-PRODUCTS = re.compile("(^|/)(attention|mlp)/|^(adapter|fusion|head)$")  # paths of matrices that meet rows
+PRODUCTS = re.compile(
+    "(^|/)(attention|mlp)/|^(adapter|fusion|head)$"
+)  # paths of matrices that meet rows
 
 
 def raw(params: Any) -> Any:
@@ -54,7 +56,11 @@ class ModelNetwork:
         """
         single = dataclasses.replace(config, **dict.fromkeys(cls.parts.values(), 1))
         traced = _traced(cls.linen, single, bool(jax.config.read("jax_enable_x64")))
-        shapes = {name: shape for name, shape in traced.items() if name.removesuffix("_0") not in cls.parts}
+        shapes = {
+            name: shape
+            for name, shape in traced.items()
+            if name.removesuffix("_0") not in cls.parts
+        }
         for part, field in cls.parts.items():
             shapes |= {f"{part}_{i}": traced[f"{part}_0"] for i in range(getattr(config, field))}
         return jax.tree.map(lambda shape: shape, shapes)  # dictionaries of the caller's own
@@ -116,7 +122,9 @@ class ModelNetwork:
         """Parameters for `logits` alone, made in chunks by a loss: the output matrix is cast and gathered once."""
         if isinstance(params, Prepared):
             return params
-        name, names = ("head", ("embed", "vocab")) if "head" in params else ("embedding", ("vocab", "embed"))
+        name, names = (
+            ("head", ("embed", "vocab")) if "head" in params else ("embedding", ("vocab", "embed"))
+        )
         return {**params, name: gathered(params[name], self.config.dtype, *names)}
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
@@ -133,7 +141,9 @@ class KVNetwork(ModelNetwork):
     def init_cache(self, keys: Array, size: int) -> Any:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
         c, dtype = self.config, kv_cache.stored(self.config.dtype)
-        return tuple(kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers))
+        return tuple(
+            kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers)
+        )
 
     def write(self, cache: Any, window: Any, at: Int[Array, "B"]) -> Any:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
@@ -165,7 +175,9 @@ class KVNetwork(ModelNetwork):
         near = positions if c.windows else None
         if prefix is None or prefix.visible is None:
             return View(angles, mask, positions=near)
-        return View(angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)), near)
+        return View(
+            angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)), near
+        )
 
 
 @functools.lru_cache
@@ -190,10 +202,16 @@ def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
 
     flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
     dtypes = [wanted(*each) for each in flat]
-    others = {i: to for i, (to, (_, leaf)) in enumerate(zip(dtypes, flat, strict=True)) if to != leaf.dtype}
+    others = {
+        i: to
+        for i, (to, (_, leaf)) in enumerate(zip(dtypes, flat, strict=True))
+        if to != leaf.dtype
+    }
     if not others:
         return dict(params)
-    made = dict(zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True))
+    made = dict(
+        zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True)
+    )
     return jax.tree.unflatten(tree, [made.get(i, leaf) for i, (_, leaf) in enumerate(flat)])
 
 

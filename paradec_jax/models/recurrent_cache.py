@@ -54,7 +54,8 @@ def empty(
 
     def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
         return tuple(
-            kv_cache.empty(batch, config.heads, size, config.head_dim, dtype, slots) for _ in range(layers)
+            kv_cache.empty(batch, config.heads, size, config.head_dim, dtype, slots)
+            for _ in range(layers)
         )
 
     return RecurrentKV(
@@ -71,7 +72,9 @@ def seen(
     """The core's keys and values that recurrence `index` may look at, and at which positions."""
     prefix = cache.core
     if mode != "shared":
-        prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 1, keepdims=False), prefix)
+        prefix = jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(x, index, 1, keepdims=False), prefix
+        )
     if mode == "full":
         deep = cache.depth > index
         prefix_mask = prefix_mask & (deep if prefix_mask.ndim == 2 else deep[:, None])
@@ -79,7 +82,11 @@ def seen(
 
 
 def store(
-    mode: str, window: RecurrentKV, core: Layers, index: Int[Array, ""] | int, rows: Bool[Array, "B"] | None
+    mode: str,
+    window: RecurrentKV,
+    core: Layers,
+    index: Int[Array, ""] | int,
+    rows: Bool[Array, "B"] | None,
 ) -> RecurrentKV:
     """The window with what recurrence `index` of the core has left in these rows, in all if None."""
     depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
@@ -106,5 +113,7 @@ def write(mode: str, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"
     if mode != "full":
         return written
     done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], window.prelude[0].v.shape[-2]))
-    depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(cache.depth, done, at)
+    depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(
+        cache.depth, done, at
+    )
     return dataclasses.replace(written, depth=depth)

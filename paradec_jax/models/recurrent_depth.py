@@ -42,8 +42,12 @@ class RecurrentDepth(nn.Module):
         self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width), c.param_dtype)
         self.core = [block(c) for _ in range(c.core_layers)]
         self.coda = [block(c) for _ in range(c.coda_layers)]
-        self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
-        self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
+        self.final_norm = parameter(
+            self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype
+        )
+        self.has_head = not c.tie_embeddings or (
+            self.prepared and self.has_variable("params", "head")
+        )
         if self.has_head:
             self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
 
@@ -73,7 +77,9 @@ class RecurrentDepth(nn.Module):
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
         return in_turn(reading(view), x, self.core, prefix)
 
-    def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
+    def readout(
+        self, state: Float[Array, "B W D"], view: View
+    ) -> tuple[Float[Array, "B W D"], Layers]:
         """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""
         x = self.normalise(state)
         x, kv = in_turn(reading(view), x, self.coda, view.cache.coda if view.cache else None)

@@ -43,7 +43,9 @@ class RecurrentDepthNetwork(KVNetwork):
     linen: ClassVar[Any] = RecurrentDepth
     table: ClassVar[Any] = axes.RECURRENT
     parts: ClassVar[Any] = {part: f"{part}_layers" for part in ("prelude", "core", "coda")}
-    counters: ClassVar[tuple[str, ...]] = ("recurrences",)  # passes of the core, one after the other
+    counters: ClassVar[tuple[str, ...]] = (
+        "recurrences",
+    )  # passes of the core, one after the other
 
     def __post_init__(self) -> None:
         check_words(self, cache=CACHE_MODES)
@@ -80,7 +82,9 @@ class RecurrentDepthNetwork(KVNetwork):
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        empty = recurrent_cache.empty(self.config, self._room, len(keys), size, stored(self.config.dtype))
+        empty = recurrent_cache.empty(
+            self.config, self._room, len(keys), size, stored(self.config.dtype)
+        )
         depth = jnp.zeros((len(keys), size), jnp.int32)
         return RecurrentCache(dataclasses.replace(empty, depth=depth), initial)
 
@@ -93,20 +97,28 @@ class RecurrentDepthNetwork(KVNetwork):
     ) -> RecurrentCache:
         """The cache in which positions `at .. at + W - 1` start from these latents."""
         put = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p, 0)))
-        return dataclasses.replace(cache, initial=put(cache.initial, states.astype(cache.initial.dtype), at))
+        return dataclasses.replace(
+            cache, initial=put(cache.initial, states.astype(cache.initial.dtype), at)
+        )
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        return recurrent_cache.empty(self.config, self._room, batch, width, jnp.dtype(self.config.dtype))
+        return recurrent_cache.empty(
+            self.config, self._room, batch, width, jnp.dtype(self.config.dtype)
+        )
 
     @property
     def _room(self) -> tuple[int, ...]:
         """The axis of slots of a core's keys and values."""
         return () if self.cache == "shared" else (self.slots,)
 
-    def write(self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentCache:
+    def write(
+        self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]
+    ) -> RecurrentCache:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
-        return dataclasses.replace(cache, kv=recurrent_cache.write(self.cache, cache.kv, window, at))
+        return dataclasses.replace(
+            cache, kv=recurrent_cache.write(self.cache, cache.kv, window, at)
+        )
 
     def view(
         self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
@@ -116,11 +128,15 @@ class RecurrentDepthNetwork(KVNetwork):
             prefix = Prefix(prefix.kv.kv, prefix.visible)
         return super().view(positions, prefix, mask)
 
-    def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Float[Array, "B W D"]:
+    def initial_state(
+        self, keys: Array, scale: Float[Array, ""] | float = 1.0
+    ) -> Float[Array, "B W D"]:
         """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one key each."""
         c = self.config
         std = c.width**0.5 * c.init_std
-        draw = functools.partial(jax.random.truncated_normal, lower=-3.0, upper=3.0, shape=(c.width,))
+        draw = functools.partial(
+            jax.random.truncated_normal, lower=-3.0, upper=3.0, shape=(c.width,)
+        )
         draws = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, c.width)
         return (draws * std * scale).astype(c.dtype)
 
@@ -162,7 +178,9 @@ class RecurrentDepthNetwork(KVNetwork):
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """`recurrences` recurrences of the window, the first of them with index 0."""
 
-        def body(carry: tuple[Array, RecurrentKV], index: Array) -> tuple[tuple[Array, RecurrentKV], None]:
+        def body(
+            carry: tuple[Array, RecurrentKV], index: Array
+        ) -> tuple[tuple[Array, RecurrentKV], None]:
             return self.iterate(params, carry[0], e, view, carry[1], index), None
 
         unroll = 1
@@ -170,7 +188,9 @@ class RecurrentDepthNetwork(KVNetwork):
             unroll = max(1, min(recurrences, UNROLLED_LAYERS // self.config.core_layers))
         return lax.scan(body, (state, window), jnp.arange(recurrences), unroll=unroll)[0]
 
-    def readout(self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV) -> Forward:
+    def readout(
+        self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
+    ) -> Forward:
         """Ends a call: hidden states, the window with the coda's keys and values, and its recurrences."""
         hidden, kv = self.apply(params, RecurrentDepth.readout, state, view)
         return Forward(hidden, dataclasses.replace(window, coda=kv), {"recurrences": window.depth})

@@ -85,7 +85,9 @@ class ResidualHeadNetwork(KVNetwork):
     counters: ClassVar[tuple[str, ...]] = ("head_calls",)  # which no other counter holds
 
     @classmethod
-    def init_params(cls, config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
+    def init_params(
+        cls, config: ResidualHeadConfig, key: Array, init: str = "zero_gain"
+    ) -> dict[str, Any]:
         """Random parameters.
 
         Args:
@@ -102,11 +104,16 @@ class ResidualHeadNetwork(KVNetwork):
         if init == "normal_0.2":
             leaves, tree = jax.tree.flatten(cls.shapes(config))
             keys = jax.random.split(key, len(leaves))
-            drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+            drawn = [
+                0.2 * jax.random.normal(k, x.shape, x.dtype)
+                for k, x in zip(keys, leaves, strict=True)
+            ]
             return jax.tree.unflatten(tree, drawn)
         params = super().init_params(config, key)
         return (
-            params | {"final_norm": jnp.zeros_like(params["final_norm"])} if init == "zero_gain" else params
+            params | {"final_norm": jnp.zeros_like(params["final_norm"])}
+            if init == "zero_gain"
+            else params
         )
 
     @property
@@ -140,7 +147,9 @@ class ResidualHeadNetwork(KVNetwork):
                 f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
             )
         inputs = vectors, hidden, self.view(positions, prefix, mask)
-        residual, kv = self.module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
+        residual, kv = self.module.apply(
+            {"params": raw(params)}, *inputs, method=ResidualHead.residual
+        )
         return Forward(residual, kv, {"head_calls": 1})
 
 

@@ -52,10 +52,16 @@ class Transformer(nn.Module):
         # A tied embedding must be small, or the first logits are large; one of its kv starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
-        self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
+        self.embedding = parameter(
+            self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype
+        )
         self.layer = [self.block(c) for _ in range(c.layers)]
-        self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
-        self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
+        self.final_norm = parameter(
+            self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype
+        )
+        self.has_head = not c.tie_embeddings or (
+            self.prepared and self.has_variable("params", "head")
+        )
         if self.has_head:
             init = truncated_normal(c.init_std)
             self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
@@ -116,5 +122,7 @@ class TransformerNetwork(KVNetwork):
         mask: Seen | None = None,
     ) -> Forward:
         """Reads a window. The caller stores the keys and values."""
-        hidden, kv = self.apply(params, Transformer.hidden, inputs, self.view(positions, prefix, mask))
+        hidden, kv = self.apply(
+            params, Transformer.hidden, inputs, self.view(positions, prefix, mask)
+        )
         return Forward(hidden, kv, {})

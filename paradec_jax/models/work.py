@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from paradec_jax.sharding import axes
 
 BACKWARD = 2  # times the operations of the forward pass
-Flops = Callable[[Mapping[str, Any], Mapping[str, float]], int | float]  # of a batch and the loss's metrics
+Flops = Callable[
+    [Mapping[str, Any], Mapping[str, float]], int | float
+]  # of a batch and the loss's metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Work:
     flops: int
 
 
-def call_work(network: Any, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
+def call_work(
+    network: Any, batch: int, positions: int, context: int, logits: float | None = None
+) -> Work:
     """The least that one call of a network can cost; keys and values that a layer sees of the context are read once.
 
     Args:
@@ -38,13 +42,17 @@ def call_work(network: Any, batch: int, positions: int, context: int, logits: fl
     c, rows = network.config, batch * positions
     weights, layers = _passed(network)
     if context and network.visibility == "full":
-        raise ValueError(f"a denoiser keeps no cache, so there is no context of {context} positions")
+        raise ValueError(
+            f"a denoiser keeps no cache, so there is no context of {context} positions"
+        )
     head = network.vocab_size * c.width
     reach = c.windows or (None,) * layers  # a window's first position sees one less of the cache
     near = sum(context if window is None else min(context, window - 1) for window in reach)
     seen = sum(min(context + positions, window or context + positions) for window in reach)
     cached = 2 * near * c.kv_heads * c.head_dim * batch
-    moved = (weights + head) * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
+    moved = (weights + head) * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(
+        c.dtype
+    ).itemsize
     attention = 4 * c.heads * c.head_dim * rows * seen
     scored = rows if logits is None else round(batch * logits)
     return Work(moved, 2 * weights * rows + 2 * head * scored + attention)

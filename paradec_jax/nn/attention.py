@@ -29,7 +29,9 @@ from paradec_jax.sharding.rules import row_axes, sizes_in_force
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 QUERIES = 256  # of a long window whose scores are in memory at once
-SCORES = 2**27  # that a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time
+SCORES = (
+    2**27
+)  # that a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time
 LANES = 128  # of a TPU: channels and positions of its kernel come in multiples of it
 
 
@@ -64,7 +66,13 @@ def attention(
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
     lanes = not (width % LANES or channels % LANES)
-    if backend == "splash" and alone and lanes and isinstance(seen, Rule) and seen.name in ("causal", "full"):
+    if (
+        backend == "splash"
+        and alone
+        and lanes
+        and isinstance(seen, Rule)
+        and seen.name in ("causal", "full")
+    ):
         kernel = functools.partial(splash, seen=seen)
         elsewhere = functools.partial(_blocked, seen=seen, prefix=None, prefix_mask=None)
         return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
@@ -112,7 +120,11 @@ def once(rule: Rule, width: int, backend: str) -> Seen:
 
 
 def _blocked(
-    q: Float[Array, "B H W C"], window: KV, seen: Seen, prefix: KV | None, prefix_mask: PrefixMask | None
+    q: Float[Array, "B H W C"],
+    window: KV,
+    seen: Seen,
+    prefix: KV | None,
+    prefix_mask: PrefixMask | None,
 ) -> Float[Array, "B H W C"]:
     """As `attend`, of some queries at a time; what they see of the window is made with them from a rule."""
     width = q.shape[2]
@@ -177,14 +189,18 @@ def splash(
     """
 
     def of_rows(q: Array, k: Array, v: Array) -> Array:
-        return jax.vmap(_kernel(q.shape[1], q.shape[2], seen.name, interpret))(q * q.shape[-1] ** -0.5, k, v)
+        return jax.vmap(_kernel(q.shape[1], q.shape[2], seen.name, interpret))(
+            q * q.shape[-1] ** -0.5, k, v
+        )
 
     sizes = sizes_in_force()
     if sizes:
         heads, tensor = (q.shape[1], window.v.shape[1]), sizes.get("tensor", 1)
         split = "tensor" if tensor > 1 and not any(n % tensor for n in heads) else None
         spec = P(row_axes(q.shape[0], sizes), split)
-        of_rows = jax.shard_map(of_rows, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
+        of_rows = jax.shard_map(
+            of_rows, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False
+        )
     return of_rows(q, rearrange(window.k, "b g c w -> b g w c"), window.v)
 
 
@@ -194,7 +210,9 @@ def _kernel(heads: int, width: int, rule: str, interpret: bool) -> Any:
     # Imported late, which takes seconds and is seldom needed.
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    one = (splash_attention.CausalMask if rule == "causal" else splash_attention.FullMask)((width, width))
+    one = (splash_attention.CausalMask if rule == "causal" else splash_attention.FullMask)(
+        (width, width)
+    )
     size = next(size for size in (512, 256, LANES) if width % size == 0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     blocks: dict[str, Any] = {f"block_{name}": size for name in names}

@@ -23,7 +23,9 @@ from paradec_jax.sharding.rules import by_rows
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
 
 
-def rms_norm(x: Float[Array, "*shape D"], gain: Float[Array, "D"], eps: float) -> Float[Array, "*shape D"]:
+def rms_norm(
+    x: Float[Array, "*shape D"], gain: Float[Array, "D"], eps: float
+) -> Float[Array, "*shape D"]:
     """Root-mean-square norm, `x / sqrt(mean(x^2) + eps) * gain`.
 
     The statistics are at least float32 and the quotient returns to the dtype of `x` before the gain multiplies it.
@@ -65,7 +67,9 @@ def parameter(
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
     known: Any = module.get_variable("params", name)
-    return known if getattr(known, "shape", None) == shape else module.param(name, init, shape, dtype)
+    return (
+        known if getattr(known, "shape", None) == shape else module.param(name, init, shape, dtype)
+    )
 
 
 class Attention(nn.Module):
@@ -88,7 +92,11 @@ class Attention(nn.Module):
         }
         self.bias = {
             name: parameter(
-                self, f"{name}_bias", nn.initializers.zeros, (self.rows[name], c.head_dim), c.param_dtype
+                self,
+                f"{name}_bias",
+                nn.initializers.zeros,
+                (self.rows[name], c.head_dim),
+                c.param_dtype,
             )
             for name in c.biases
         }
@@ -99,7 +107,9 @@ class Attention(nn.Module):
         out_shape = (c.heads, c.head_dim, c.width)
         self.out = parameter(self, "out", drawn(c, c.out_std), out_shape, c.param_dtype)
         if c.out_bias:
-            self.out_bias = parameter(self, "out_bias", nn.initializers.zeros, (c.width,), c.param_dtype)
+            self.out_bias = parameter(
+                self, "out_bias", nn.initializers.zeros, (c.width,), c.param_dtype
+            )
 
     def __call__(
         self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
@@ -116,7 +126,9 @@ class Attention(nn.Module):
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
         kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
         queries = turn(heads["q"], view.angles)
-        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention)
+        mixed = attention(
+            queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention
+        )
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
         out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
         return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
@@ -139,7 +151,11 @@ class GatedMLP(nn.Module):
         self.down = parameter(self, "down", drawn(c, c.out_std), shape[::-1], c.param_dtype)
         self.bias = {
             name: parameter(self, f"{name}_bias", nn.initializers.zeros, (size,), c.param_dtype)
-            for name, size in {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}.items()
+            for name, size in {
+                "gate": c.feed_forward,
+                "up": c.feed_forward,
+                "down": c.width,
+            }.items()
             if c.mlp_bias
         }
 
@@ -167,7 +183,9 @@ class SandwichBlock(nn.Module):
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
-        self.gains = [parameter(self, f"norm_{i}", ones, (c.width,), c.param_dtype) for i in range(1, 5)]
+        self.gains = [
+            parameter(self, f"norm_{i}", ones, (c.width,), c.param_dtype) for i in range(1, 5)
+        ]
         self.attention = Attention(c)
         self.mlp = GatedMLP(c)
 

@@ -46,7 +46,9 @@ def empty(
 ) -> KV:
     """Zeros for `size` positions, keys and values each a buffer of its own; on a mesh by rows and heads."""
     rows = (batch, *slots, heads)
-    return on_mesh(KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype)))
+    return on_mesh(
+        KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
+    )
 
 
 def on_mesh(cache: KV) -> KV:
@@ -82,7 +84,10 @@ def widen(window: KV, width: int) -> KV:
     """The window with zeros after its positions, up to `width`."""
     extra = width - window.v.shape[-2]
     rows = [(0, 0)] * (window.v.ndim - 2)
-    return KV(jnp.pad(window.k, [*rows, (0, 0), (0, extra)]), jnp.pad(window.v, [*rows, (0, extra), (0, 0)]))
+    return KV(
+        jnp.pad(window.k, [*rows, (0, 0), (0, extra)]),
+        jnp.pad(window.v, [*rows, (0, extra), (0, 0)]),
+    )
 
 
 def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:

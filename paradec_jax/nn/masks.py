@@ -180,7 +180,14 @@ def lookahead(
     guess = jnp.repeat(jnp.arange(guesses), length)
     chains = (guess[:, None] == guess) & causal(guesses * length)
     mask = jnp.zeros((batch, slots + guesses * length, slots + guesses * length), bool)
-    return mask.at[:, :slots, :slots].set(window).at[:, slots:, slots:].set(chains).at[:, slots:, 0].set(True)
+    return (
+        mask.at[:, :slots, :slots]
+        .set(window)
+        .at[:, slots:, slots:]
+        .set(chains)
+        .at[:, slots:, 0]
+        .set(True)
+    )
 
 
 def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
@@ -202,7 +209,9 @@ def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array
     """
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)
-    before_window = pair < (pair // window * window)[:, None]  # which keys a noisy query wants clean
+    before_window = (
+        pair < (pair // window * window)[:, None]
+    )  # which keys a noisy query wants clean
     wanted = jnp.where(clean[:, None] == 1, True, before_window)
     context = (pair < pair[:, None]) & ((clean == 1) == wanted)
     return causal(copy.shape[0]) & ((copy < 0) | (copy == copy[:, None]) | context)

@@ -51,7 +51,9 @@ class PlainMLP(nn.Module):
     def setup(self) -> None:
         c, shape = self.config, (self.config.width, self.config.feed_forward)
         self.up = parameter(self, "up", uniform(c.init_std), shape, c.param_dtype)
-        self.up_bias = parameter(self, "up_bias", uniform(shape[0] ** -0.5), shape[1:], c.param_dtype)
+        self.up_bias = parameter(
+            self, "up_bias", uniform(shape[0] ** -0.5), shape[1:], c.param_dtype
+        )
         bound = shape[1] ** -0.5
         self.down = parameter(self, "down", uniform(bound), shape[::-1], c.param_dtype)
         self.down_bias = parameter(self, "down_bias", uniform(bound), shape[:1], c.param_dtype)
@@ -59,7 +61,9 @@ class PlainMLP(nn.Module):
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""
         inner = dense(x, self.up) + self.up_bias.astype(x.dtype)
-        return dense(jax.nn.gelu(inner, approximate=True), self.down) + self.down_bias.astype(x.dtype)
+        return dense(jax.nn.gelu(inner, approximate=True), self.down) + self.down_bias.astype(
+            x.dtype
+        )
 
 
 class ModulatedBlock(nn.Module):
@@ -88,7 +92,9 @@ class ModulatedBlock(nn.Module):
             self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
             shape = (c.conditioning, 6, c.width)
             self.modulation = parameter(self, "modulation", zeros, shape, c.param_dtype)
-            self.modulation_bias = parameter(self, "modulation_bias", zeros, shape[1:], c.param_dtype)
+            self.modulation_bias = parameter(
+                self, "modulation_bias", zeros, shape[1:], c.param_dtype
+            )
         self.attention = Attention(c)
         self.mlp = PlainMLP(c)
 

@@ -56,7 +56,9 @@ def _product(
     elif x.dtype == jnp.bfloat16 and (cpu or wide):
         product = _narrow(rows, weight.astype(x.dtype), dtype)
     else:
-        product = jnp.einsum("...d,df->...f", rows, weight.astype(x.dtype), preferred_element_type=dtype)
+        product = jnp.einsum(
+            "...d,df->...f", rows, weight.astype(x.dtype), preferred_element_type=dtype
+        )
     return product.reshape(*x.shape[:-1], weight.shape[-1]) if cpu else product
 
 
@@ -70,7 +72,9 @@ def _contract(a: Array, b: Array, over: tuple[Any, Any], dtype: Any) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _narrow(x: Float[Array, "*shape D"], weight: Float[Array, "D F"], dtype: Any) -> Float[Array, "*shape F"]:
+def _narrow(
+    x: Float[Array, "*shape D"], weight: Float[Array, "D F"], dtype: Any
+) -> Float[Array, "*shape F"]:
     """The product of operands in bfloat16, or rounded to it, in `dtype`; so are those of its gradient."""
     return _narrow_forward(x, weight, dtype)[0]
 

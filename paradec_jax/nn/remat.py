@@ -34,7 +34,9 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
     if name == "offload":
         planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
         device = jax.devices()[0]
-        here = planned is None or planned.device_kind == device.device_kind  # else compiled for others
+        here = (
+            planned is None or planned.device_kind == device.device_kind
+        )  # else compiled for others
         if here and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
             raise ValueError(
                 "remat 'offload' keeps arrays in the host's memory, which devices of kind "

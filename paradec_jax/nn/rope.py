@@ -85,5 +85,7 @@ def rotate(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W 
 def rotate_halves(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W C"]:
     """Turns the pairs of channels (i, i + C/2), the convention of Llama and Qwen, in at least float32."""
     a, b = jnp.split(at_least_float32(x), 2, axis=-1)
-    turned = jnp.concatenate([a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin], axis=-1)
+    turned = jnp.concatenate(
+        [a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin], axis=-1
+    )
     return turned.astype(x.dtype)

@@ -17,7 +17,9 @@ Stream = Float[Array, "B W D"]
 Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
 
 
-def in_turn(call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None) -> tuple[Stream, Any]:
+def in_turn(
+    call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None
+) -> tuple[Stream, Any]:
     """`x` after all blocks, and what each leaves; `own` is what each has of its own, such as what it has cached."""
     left = []
     for block, one in zip(blocks, [None] * len(blocks) if own is None else own, strict=True):

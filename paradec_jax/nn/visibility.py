@@ -79,7 +79,11 @@ class View:
         seen: Any = self.seen
         prefix = self.prefix_mask
         # A rule is that of causal networks: only they have sliding windows.
-        seen = Rule("sliding", at, window) if isinstance(seen, Rule) else seen & masks.sliding(at, window)
+        seen = (
+            Rule("sliding", at, window)
+            if isinstance(seen, Rule)
+            else seen & masks.sliding(at, window)
+        )
         if prefix is not None:  # a cache is addressed by absolute position
             near = masks.sliding(at, window, jnp.arange(prefix.shape[-1])[None])
             prefix = near & (prefix if prefix.ndim == 3 else prefix[:, None])

@@ -89,13 +89,21 @@ class BlockNoise:
     ) -> Hidden:
         """As `draw`, where a row may be left without a hidden token."""
         of_levels, of_tokens = jax.random.split(key)
-        levels, uniforms = (jax.random.uniform(one, labelled.shape) for one in (of_levels, of_tokens))
+        levels, uniforms = (
+            jax.random.uniform(one, labelled.shape) for one in (of_levels, of_tokens)
+        )
         if self.kind == "count":
             # Of the n labelled tokens of a block the k with the smallest numbers, k = 1 + floor(level n).
-            count = jax.vmap(lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1]))
+            count = jax.vmap(
+                lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1])
+            )
             n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
-            k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
-            return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
+            k = jnp.minimum(
+                1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n
+            )
+            return Hidden(
+                labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1)
+            )
         t = jnp.take_along_axis(levels, samples if self.kind == "sample" else blocks, axis=1)
         probability = (1 - EPSILON) * t + EPSILON
         return Hidden(labelled & (uniforms < probability), probability)
@@ -120,6 +128,8 @@ def _ranks(
     """The place of each number among those of its block's tokens `where`, the smallest first."""
     # Blocks follow one another, so that a block keeps its place when tokens are sorted within blocks.
     order = jnp.lexsort((jnp.where(where, uniforms, 2.0), blocks))
-    begins = jnp.concatenate([jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1)
+    begins = jnp.concatenate(
+        [jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1
+    )
     first = lax.cummax(jnp.where(begins, jnp.arange(blocks.shape[1]), 0), axis=1)
     return jnp.argsort(order, axis=1) - first

@@ -63,7 +63,10 @@ _BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
 }
-_OF_MLP: dict[str, Axes] = {r"mlp/(gate|up)_bias$": Axes(("mlp",)), r"mlp/down_bias$": Axes(("embed",))}
+_OF_MLP: dict[str, Axes] = {
+    r"mlp/(gate|up)_bias$": Axes(("mlp",)),
+    r"mlp/down_bias$": Axes(("embed",)),
+}
 TRANSFORMER: dict[str, Axes] = (
     SHARED
     | BIASES
@@ -105,7 +108,9 @@ ADAPTER: dict[str, Axes] = {
     r"/lora_a$": Axes(("rank", "inputs"), ("inputs",), ("rank",)),
     r"/lora_b$": Axes(("outputs", "rank"), ("rank",), ("outputs",)),
 }
-EVERY: dict[str, Axes] = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
+EVERY: dict[str, Axes] = (
+    RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
+)
 
 
 def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
@@ -116,7 +121,9 @@ def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
     """
     entries = [axes for pattern, axes in rules.items() if re.search(pattern, path)]
     if len(entries) != 1:
-        raise ValueError(f"parameter {path} has {len(entries)} entries in the table of axes, not one")
+        raise ValueError(
+            f"parameter {path} has {len(entries)} entries in the table of axes, not one"
+        )
     return entries[0]
 
 
@@ -124,7 +131,10 @@ def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:
     """Numbers of each part ("prelude", "core", "layer", ...), embedding and output matrix left out."""
     total: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if "vocab" not in axes_of(rules, jax.tree_util.keystr(path, simple=True, separator="/")).names:
+        if (
+            "vocab"
+            not in axes_of(rules, jax.tree_util.keystr(path, simple=True, separator="/")).names
+        ):
             part = path[0].key.split("_")[0]
             total[part] = total.get(part, 0) + math.prod(leaf.shape)
     return total

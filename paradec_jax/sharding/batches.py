@@ -42,11 +42,18 @@ def batch_on(mesh: Mesh | None, batch: PyTree) -> PyTree:
         whole = jax.ShapeDtypeStruct((batch.count, *x.shape[1:]), x.dtype)
         return jax.make_array_from_process_local_data(row_shardings(whole, mesh), x, whole.shape)
 
-    return jax.tree.map(join, dict(batch.rows)) if hasattr(batch, "rows") else jax.tree.map(place, batch)
+    return (
+        jax.tree.map(join, dict(batch.rows))
+        if hasattr(batch, "rows")
+        else jax.tree.map(place, batch)
+    )
 
 
 def rows_here(mesh: Mesh, count: int) -> tuple[int, int]:
     """Which rows of a batch of `count` the devices of this process hold: the first, and one past the last."""
     where = row_shardings(jax.ShapeDtypeStruct((count,), bool), mesh)
-    rows = [index[0].indices(count) for index in where.addressable_devices_indices_map((count,)).values()]
+    rows = [
+        index[0].indices(count)
+        for index in where.addressable_devices_indices_map((count,)).values()
+    ]
     return min(first for first, _, _ in rows), max(last for _, last, _ in rows)

@@ -54,7 +54,9 @@ def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) 
     An array lies as the parameter whose path ends its own and whose shape it has; every other one lies whole on every
     device (counts, the key, statistics of other shapes). `placed` says where the parameters lie, from `shardings`.
     """
-    of_params = zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(placed), strict=True)
+    of_params = zip(
+        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(placed), strict=True
+    )
     known = {(_parts(path), tuple(leaf.shape)): where for (path, leaf), where in of_params}
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -93,7 +95,9 @@ def layout(params: PyTree, mesh: AnyMesh) -> str:
     lines: dict[tuple[str, tuple[int, ...]], tuple[str, str]] = {}
     total = mine = 0
     placed = jax.tree.leaves(shardings(params, mesh))
-    for (path, leaf), where in zip(jax.tree_util.tree_leaves_with_path(params), placed, strict=True):
+    for (path, leaf), where in zip(
+        jax.tree_util.tree_leaves_with_path(params), placed, strict=True
+    ):
         parts, shape = _parts(path), tuple(leaf.shape)
         size = leaf.dtype.itemsize
         total += math.prod(shape) * size
@@ -107,9 +111,14 @@ def layout(params: PyTree, mesh: AnyMesh) -> str:
         )
         matrix = len(shape) > 1 and not parts[-1].endswith("_bias")
         lines[_SAME.sub("_*", "/".join(parts)), shape] = (over, "; ".join(missed) if matrix else "")
-    rows = [(name, str(list(shape)), over or "whole", why) for (name, shape), (over, why) in lines.items()]
+    rows = [
+        (name, str(list(shape)), over or "whole", why)
+        for (name, shape), (over, why) in lines.items()
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    table = ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in rows]
+    table = [
+        "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in rows
+    ]
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     head = f"mesh {sizes}: {mine / 2**20:.1f} of {total / 2**20:.1f} MiB of parameters a device"
     return "\n".join([head, *table])

@@ -33,14 +33,19 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
     given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    if any(size < 1 and size != -1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
+    if (
+        any(size < 1 and size != -1 for size in sizes.values())
+        or list(sizes.values()).count(-1) > 1
+    ):
         raise ValueError(
             f"sizes of a mesh must be at least 1, one of them may be -1 for the rest, not {given}"
         )
     known = math.prod(size for size in sizes.values() if size != -1)
     sizes = {name: len(devices) // known if size == -1 else size for name, size in sizes.items()}
     if math.prod(sizes.values()) != len(devices):
-        raise ValueError(f"{given} do not make up {len(devices)} devices: give other sizes, or fewer devices")
+        raise ValueError(
+            f"{given} do not make up {len(devices)} devices: give other sizes, or fewer devices"
+        )
     shape, kinds = tuple(sizes.values()), (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
@@ -53,7 +58,9 @@ def make_mesh(
 def check_mesh(mesh: AnyMesh) -> None:
     """Refuses a mesh with axes that are not Auto. Raises ValueError."""
     other = [
-        name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Auto
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind != AxisType.Auto
     ]
     if other:
         raise ValueError(
@@ -68,7 +75,11 @@ def placed_on(leaf: Any) -> Mesh | None:
     if isinstance(leaf, jax.core.Tracer):
         return None
     sharding = getattr(leaf, "sharding", None)
-    return sharding.mesh if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) else None
+    return (
+        sharding.mesh
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
+        else None
+    )
 
 
 def mesh_of(*trees: Any) -> Mesh | None:

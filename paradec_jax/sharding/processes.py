@@ -52,7 +52,9 @@ def _put(x: Any, where: Any) -> jax.Array:
     if where.is_fully_addressable:
         return jax.device_put(x, where)
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_put(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
+        return jax.random.wrap_key_data(
+            _put(jax.random.key_data(x), where), impl=jax.random.key_impl(x)
+        )
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
@@ -62,7 +64,9 @@ def gathered(tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     apart = [i for i, leaf in enumerate(leaves) if shared(leaf) and not leaf.is_fully_replicated]
     if apart:
-        whole = _moved(NamedSharding(leaves[apart[0]].sharding.mesh, P()))([leaves[i] for i in apart])
+        whole = _moved(NamedSharding(leaves[apart[0]].sharding.mesh, P()))(
+            [leaves[i] for i in apart]
+        )
         for i, leaf in zip(apart, whole, strict=True):
             leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)

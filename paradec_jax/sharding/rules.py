@@ -40,7 +40,9 @@ RULES = (
 Sizes = Mapping[str, int]
 
 
-def assign(names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes) -> tuple[P, tuple[str, ...]]:
+def assign(
+    names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes
+) -> tuple[P, tuple[str, ...]]:
     """Where a parameter of such axes lies, and which rules it could not follow as they do not divide its axes."""
     taken: list[tuple[str, ...]] = [()] * len(names)
     missed = []
@@ -115,7 +117,9 @@ def gathered(weight: Any, dtype: Any, *names: str) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gathered(weight: Any, dtype: Any, stored: P, after: P) -> Any:
-    return lax.with_sharding_constraint(lax.with_sharding_constraint(weight.astype(dtype), stored), after)
+    return lax.with_sharding_constraint(
+        lax.with_sharding_constraint(weight.astype(dtype), stored), after
+    )
 
 
 def _gathered_forward(weight: Any, dtype: Any, stored: P, after: P) -> tuple[Any, Any]:

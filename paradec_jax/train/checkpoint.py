@@ -63,7 +63,9 @@ class Checkpoint(Hook):
         with all_or_none():
             if primary:
                 self._lock = hold(self.folder)  # whose former holder may have saved until now
-                computed = compare(self.folder, run.recipe, self.allow) if steps_in(self._places) else []
+                computed = (
+                    compare(self.folder, run.recipe, self.allow) if steps_in(self._places) else []
+                )
         steps = steps_in(self._places)
         check_same({"the folder": [holder_of(self.folder), steps[-1:]]}, "all must share it")
         if steps:
@@ -84,11 +86,17 @@ class Checkpoint(Hook):
         # Where it cannot write, it says so at length, and the error below once. Callbacks come after the close too.
         if Checkpoint._hook is None:
             Checkpoint._hook = hook = sys.unraisablehook
-            sys.unraisablehook = lambda error: "loop is closed" in str(error.exc_value) or hook(error)
+            sys.unraisablehook = lambda error: (
+                "loop is closed" in str(error.exc_value) or hook(error)
+            )
             for name in ("absl", "asyncio"):
-                logging.getLogger(name).addFilter(lambda line: "orbax" not in f"{line.pathname} {line.msg}")
+                logging.getLogger(name).addFilter(
+                    lambda line: "orbax" not in f"{line.pathname} {line.msg}"
+                )
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager(self._places, options=options, item_names=("state", "run"))
+        self._manager = ocp.CheckpointManager(
+            self._places, options=options, item_names=("state", "run")
+        )
         return super().begin(run, state)
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
@@ -114,7 +122,9 @@ class Checkpoint(Hook):
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
-        self.run.write(step, {})  # the log's means end here, so that a resumed run writes the same lines
+        self.run.write(
+            step, {}
+        )  # the log's means end here, so that a resumed run writes the same lines
         tree, place = to_arrays(state), self.run.data.get_state()
         data = {"bytes": place.decode("latin-1")} if isinstance(place, bytes) else {"json": place}
         body = {"data": data, "arrays": checksums(tree)}
@@ -134,7 +144,11 @@ class Checkpoint(Hook):
         except Exception as error:
             if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
                 raise  # another process is gone
-            reason = "no space left on device" if "No space left" in str(error) else one_sentence(error, 120)
+            reason = (
+                "no space left on device"
+                if "No space left" in str(error)
+                else one_sentence(error, 120)
+            )
             raise SaveFailed(
                 f"a checkpoint could not be written to {self.folder} ({reason}); those before it stay, and the same "
                 "command goes on from them"
@@ -147,7 +161,9 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
     Arrays take the places of those of `state`, which are given away, so that there is never a second state in memory.
     """
     kind, tree = jax.random.key_impl(state.key), to_arrays(state)
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+    target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+    )
     for x in jax.tree.leaves((state, tree)):
         x.delete()
     reasons = []
@@ -199,7 +215,9 @@ def steps_in(folder: Path) -> list[int]:
 def to_arrays(state: TrainState) -> dict[str, Any]:
     """The arrays of a state by the names of its fields, its key as words."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: x for name, x in fields.items() if x is not None} | {"key": jax.random.key_data(state.key)}
+    return {name: x for name, x in fields.items() if x is not None} | {
+        "key": jax.random.key_data(state.key)
+    }
 
 
 def hold(folder: Path) -> int:
@@ -210,7 +228,9 @@ def hold(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     holder_of(folder)
     # No link is followed to a file of somebody's.
-    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(
+        folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+    )
     try:
         lock(descriptor)
     except BlockingIOError:
@@ -235,7 +255,9 @@ def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[
     """Where the run of a folder was computed so far; raises ValueError where it is another run."""
     found = read_object(folder / "run.json")
     if not {"recipe", "computed"} <= found.keys():
-        raise ValueError(f"{folder}/run.json is broken or of an earlier version: choose another folder")
+        raise ValueError(
+            f"{folder}/run.json is broken or of an earlier version: choose another folder"
+        )
     before = found["recipe"]
     names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
     if names:

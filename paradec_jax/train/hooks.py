@@ -53,7 +53,9 @@ class Log(Hook):
         self.path = None if folder is None else Path(folder) / "metrics.jsonl"
         self.every, self.flops, self.show = every, flops, show
         self._file: TextIO | None = None
-        self._updates: list[tuple[Metrics, Any]] = []  # with the shapes of the batch, None where it compiled
+        self._updates: list[
+            tuple[Metrics, Any]
+        ] = []  # with the shapes of the batch, None where it compiled
         self._since = self._compile_s = 0.0
 
     def before(self, step: int) -> None:
@@ -78,7 +80,9 @@ class Log(Hook):
             finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()
-        shown = [name for name in values if name in ("loss", "tokens_per_s") or name.startswith("eval/")]
+        shown = [
+            name for name in values if name in ("loss", "tokens_per_s") or name.startswith("eval/")
+        ]
         if self.show and shown:
             left = timedelta(seconds=round((self.run.steps - step) * values.get("step_s", 0)))
             numbers = "  ".join(f"{name} {values[name]:.4g}" for name in shown)
@@ -100,15 +104,23 @@ class Log(Hook):
         updates, self._updates = self._updates, []
         numbers: list[Metrics] = jax.device_get([metrics for metrics, _ in updates])
         names = [name for name in numbers[0] if name != "finite"]
-        line = {name: float(np.mean([m[name] for m in numbers], dtype=np.float64)) for name in names}
+        line = {
+            name: float(np.mean([m[name] for m in numbers], dtype=np.float64)) for name in names
+        }
 
-        timed = [(shapes, m) for (_, shapes), m in zip(updates, numbers, strict=True) if shapes is not None]
+        timed = [
+            (shapes, m)
+            for (_, shapes), m in zip(updates, numbers, strict=True)
+            if shapes is not None
+        ]
         if timed:
             line["step_s"] = elapsed / len(timed)
         if count := sum(tokens(shapes) for shapes, _ in timed):
             line["tokens_per_s"] = count / elapsed
         if timed and self.flops is not None:
-            each = [self.flops(shapes, {name: float(x) for name, x in m.items()}) for shapes, m in timed]
+            each = [
+                self.flops(shapes, {name: float(x) for name, x in m.items()}) for shapes, m in timed
+            ]
             line["flops_per_s"] = sum(each) / elapsed
         self.run.write(step, line | {"compile_s": compile_s})
 
@@ -143,7 +155,9 @@ class Evaluate(Hook):
     The function must not keep the state, whose arrays the next update takes.
     """
 
-    def __init__(self, function: Callable[[TrainState], Mapping[str, float]], *, every: int = 1000) -> None:
+    def __init__(
+        self, function: Callable[[TrainState], Mapping[str, float]], *, every: int = 1000
+    ) -> None:
         self.function, self.every = function, every
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
@@ -151,7 +165,9 @@ class Evaluate(Hook):
             self.run.check()  # of all processes, before they wait for one another below
             self.run.write(step, {})  # the log's rates end here
             with all_or_none():
-                values = {f"eval/{name}": float(value) for name, value in self.function(state).items()}
+                values = {
+                    f"eval/{name}": float(value) for name, value in self.function(state).items()
+                }
             self.run.write(step, values)
         return False
 

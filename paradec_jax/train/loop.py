@@ -142,7 +142,9 @@ class Run:
         for number, metrics in unchecked:
             if not metrics.get("finite", True):
                 had = f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
-                kept = f"the last good one is {self.saved}" if self.saved else "there is no checkpoint"
+                kept = (
+                    f"the last good one is {self.saved}" if self.saved else "there is no checkpoint"
+                )
                 raise NonFiniteLoss(f"update {number} had {had} and was not applied; {kept}")
 
     def batch(self, number: int) -> Any:
@@ -150,7 +152,9 @@ class Run:
         try:
             batch = batch_on(self.mesh, next(self.data))
         except StopIteration:
-            raise ValueError(f"the data ended after {number - 1} batches; steps is {self.steps}") from None
+            raise ValueError(
+                f"the data ended after {number - 1} batches; steps is {self.steps}"
+            ) from None
         self.shapes = jax.tree.map(jax.typeof, batch)
         leaves, structure = jax.tree.flatten(self.shapes)
         self.compiles = (structure, *leaves) not in self._seen
@@ -159,7 +163,9 @@ class Run:
             self.check()
         return batch
 
-    def update(self, number: int, update: Step, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+    def update(
+        self, number: int, update: Step, state: TrainState, batch: Any
+    ) -> tuple[TrainState, Metrics]:
         """An update; waits for one that compiles, so that its time can be told from that of others."""
         begun = time.perf_counter()
         state, metrics = update(state, batch)

@@ -14,7 +14,9 @@ PyTree = Any
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0) -> optax.Schedule:
+def warmup_stable_decay(
+    peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0
+) -> optax.Schedule:
     """Learning rate that climbs linearly, stays, and falls linearly towards zero.
 
         lr(t) = peak * min(1, (t + 1) / warmup, (steps - t) / cooldown),    t = 0 .. steps - 1
@@ -36,7 +38,9 @@ def decay_mask(params: PyTree) -> PyTree:
     """Booleans shaped like `params`, false for norms and biases, by their paths ("a/norm/scale")."""
 
     def decays(path: tuple[Any, ...], _: jax.Array) -> bool:
-        return re.search("norm|bias", jax.tree_util.keystr(path, simple=True, separator="/")) is None
+        return (
+            re.search("norm|bias", jax.tree_util.keystr(path, simple=True, separator="/")) is None
+        )
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -103,8 +107,12 @@ def muon(
         warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),
         weight_decay=weight_decay,
         adam_b2=0.95,
-        adam_learning_rate=warmup_stable_decay(adam_learning_rate, steps, warmup=warmup, cooldown=cooldown),
-        muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(dimensions, params),
+        adam_learning_rate=warmup_stable_decay(
+            adam_learning_rate, steps, warmup=warmup, cooldown=cooldown
+        ),
+        muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(
+            dimensions, params
+        ),
         consistent_rms=0.2,
     )
     return optax.chain(optax.clip_by_global_norm(1.0), optimizer)

@@ -16,7 +16,12 @@ from paradec_jax.io import one_sentence
 
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 # What JAX, a SLURM step, mpirun and an indexed job of Kubernetes set in each of their processes.
-CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "JOB_COMPLETION_INDEX")
+CLUSTERS = (
+    "JAX_COORDINATOR_ADDRESS",
+    "SLURM_STEP_NODELIST",
+    "OMPI_MCA_orte_hnp_uri",
+    "JOB_COMPLETION_INDEX",
+)
 _ROOM = 4096  # bytes that a process tells the others at a time
 
 
@@ -47,7 +52,9 @@ def initialize(
         return
     found = given == (None, None, None)
     if not found and (None in given or ":" not in given[0] or not 0 <= given[2] < given[1]):
-        raise ValueError(f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}")
+        raise ValueError(
+            f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}"
+        )
     options: dict[str, Any] = {"cluster_detection_method": None if found else "deactivate"}
     options |= dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_s)
     try:

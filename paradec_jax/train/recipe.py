@@ -21,14 +21,27 @@ from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
 # Parts of a recipe in which a resumed run may differ if its caller says so; the arrays of the state are none of them.
-NAMES = "steps", "data", "key", "step", "loss", "optimizer", "frozen", "rounds", "ema_decay", "accumulate"
+NAMES = (
+    "steps",
+    "data",
+    "key",
+    "step",
+    "loss",
+    "optimizer",
+    "frozen",
+    "rounds",
+    "ema_decay",
+    "accumulate",
+)
 
 
 def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
     """The recipe of a run, before its first update."""
     with all_or_none():
         if jax.process_count() > 1 and hasattr(data, "take"):
-            data.take(lambda count: (0, count))  # all rows, of which an earlier call may have taken some
+            data.take(
+                lambda count: (0, count)
+            )  # all rows, of which an earlier call may have taken some
         place = data.get_state()
         batch = next(data, None)
         data.set_state(place)
@@ -37,11 +50,16 @@ def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
         "steps": steps,
         "data": {"digest": str(getattr(data, "digest", None)), "first batch": batch},
         "arrays": shapes(state),
-        "key": [str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()],
+        "key": [
+            str(jax.random.key_impl(state.key)),
+            np.asarray(jax.random.key_data(state.key)).tolist(),
+        ],
     }
     if not dataclasses.is_dataclass(step):
         return found | {"step": plain(step)}
-    return found | {field.name: plain(getattr(step, field.name)) for field in dataclasses.fields(step)}
+    return found | {
+        field.name: plain(getattr(step, field.name)) for field in dataclasses.fields(step)
+    }
 
 
 def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
@@ -62,14 +80,20 @@ def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, tuple | list):  # named tuples too
         return [inner(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: inner(getattr(value, field.name, None)) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: inner(getattr(value, field.name, None))
+            for field in dataclasses.fields(value)
+        }
         return {"type": type(value).__qualname__, **fields}
     if isinstance(value, functools.partial):
         return {"function": inner(value.func), "given": [inner(value.args), inner(value.keywords)]}
     if isinstance(value, types.MethodType):
         return {"function": inner(value.__func__), "self": inner(value.__self__)}
     if isinstance(value, types.FunctionType):
-        return {"function": value.__qualname__, **{name: inner(item) for name, item in _held(value).items()}}
+        return {
+            "function": value.__qualname__,
+            **{name: inner(item) for name, item in _held(value).items()},
+        }
     if hasattr(value, "__wrapped__"):  # a jitted function
         return inner(value.__wrapped__)
     return (value if isinstance(value, type) else type(value)).__qualname__
@@ -91,15 +115,23 @@ def difference(name: str, before: Any, now: Any, last: str = "") -> str:
         before, now = dict(enumerate(before)), dict(enumerate(now))
     if isinstance(before, dict) and isinstance(now, dict):
         key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-        return difference(name, before.get(key), now.get(key), key if isinstance(key, str) else last)
+        return difference(
+            name, before.get(key), now.get(key), key if isinstance(key, str) else last
+        )
     where = f"{name} ({last})" if last else name
-    return f"{where} [{before} there, {now} here]" if max(len(str(before)), len(str(now))) <= 40 else where
+    return (
+        f"{where} [{before} there, {now} here]"
+        if max(len(str(before)), len(str(now))) <= 40
+        else where
+    )
 
 
 def check_allowed(allow: Iterable[str]) -> None:
     """Refuses names of which no recipe has a part. Raises ValueError."""
     if isinstance(allow, str) or set(allow) - set(NAMES):
-        raise ValueError(f"allow must hold names among {', '.join(NAMES)}, not {', '.join(allow)!r}")
+        raise ValueError(
+            f"allow must hold names among {', '.join(NAMES)}, not {', '.join(allow)!r}"
+        )
 
 
 def shapes(tree: PyTree) -> dict[str, str]:

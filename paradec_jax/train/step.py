@@ -73,7 +73,9 @@ class TrainState:
         """
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
             given = f"{key.dtype}{list(key.shape)}"
-            raise TypeError(f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}")
+            raise TypeError(
+                f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}"
+            )
 
         def make(params: PyTree, teacher: PyTree, key: jax.Array) -> "TrainState":
             params, teacher = jax.tree.map(lambda x: jnp.array(x, copy=True), (params, teacher))
@@ -154,14 +156,19 @@ class Rounds:
         """The state before the first update of the next round."""
         params = state.params
         if state.ema is None and (self.weights == "ema" or self.reset_ema):
-            raise ValueError("these rounds need a moving average, and the state has none: give ema_decay")
+            raise ValueError(
+                "these rounds need a moving average, and the state has none: give ema_decay"
+            )
         if self.weights == "ema":
             params = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, params)
         new = {"params": params, "teacher": params, "round": state.step // self.updates}
         if self.reset_optimizer:
             new["opt_state"] = optimizer.init(params)
         if self.reset_ema:
-            new |= {"ema": jax.tree.map(float32_copy, params), "ema_count": jnp.zeros((), jnp.int32)}
+            new |= {
+                "ema": jax.tree.map(float32_copy, params),
+                "ema_count": jnp.zeros((), jnp.int32),
+            }
         return dataclasses.replace(state, **new)
 
 
@@ -204,7 +211,9 @@ class TrainStep:
             raise ValueError(f"ema_decay must be in [0, 1), not {self.ema_decay}")
         if self.accumulate > 1 and not isinstance(self.loss, Objective):
             needs = "a loss that says its sums and weights, an Objective of paradec_jax.objective"
-            raise ValueError(f"accumulate={self.accumulate} needs {needs}, since means do not add up")
+            raise ValueError(
+                f"accumulate={self.accumulate} needs {needs}, since means do not add up"
+            )
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         return self.jitted(state, self.frozen, batch)
@@ -226,7 +235,9 @@ class TrainStep:
 
         return step
 
-    def update(self, state: TrainState, frozen: PyTree, batch: PyTree) -> tuple[TrainState, Metrics]:
+    def update(
+        self, state: TrainState, frozen: PyTree, batch: PyTree
+    ) -> tuple[TrainState, Metrics]:
         """The pure function."""
         self._check(state)
         if self.rounds is not None:
@@ -240,9 +251,13 @@ class TrainStep:
         batch = batch | {"step": state.step}
         if self.accumulate == 1 or not isinstance(self.loss, Objective):
             graded = jax.value_and_grad(self.loss, has_aux=True)
-            (value, metrics), grads = graded(state.params, frozen, batch, jax.random.fold_in(key, 0))
+            (value, metrics), grads = graded(
+                state.params, frozen, batch, jax.random.fold_in(key, 0)
+            )
         else:
-            (value, metrics), grads = in_parts(self.loss, state.params, frozen, batch, key, self.accumulate)
+            (value, metrics), grads = in_parts(
+                self.loss, state.params, frozen, batch, key, self.accumulate
+            )
         metrics = metrics | {"loss": value}
         for name, metric in metrics.items():
             if jnp.ndim(metric):
@@ -268,13 +283,17 @@ class TrainStep:
         if self.rounds is not None and state.teacher is None:
             raise ValueError("rounds need a teacher to begin with, and the state has none")
         if self.frozen is not None and state.teacher is not None:
-            raise ValueError("the state has a teacher, which takes the place of frozen: give one of them")
+            raise ValueError(
+                "the state has a teacher, which takes the place of frozen: give one of them"
+            )
 
 
 make_train_step = TrainStep
 
 
-def in_parts(loss: Objective, params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array, n: int) -> Any:
+def in_parts(
+    loss: Objective, params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array, n: int
+) -> Any:
     """Value, metrics and gradient of a loss, one of n micro-batches at a time."""
 
     def sums(params: PyTree, i: jax.Array, rows: PyTree) -> Sums:
@@ -290,7 +309,9 @@ def in_parts(loss: Objective, params: PyTree, frozen: PyTree, batch: PyTree, key
         found = sums(params, *inputs)
         return {name: weight + found[name].weight for name, weight in weights.items()}, None
 
-    weights, _ = jax.lax.scan(weigh, {name: part.weight for name, part in none.items()}, micro_batches)
+    weights, _ = jax.lax.scan(
+        weigh, {name: part.weight for name, part in none.items()}, micro_batches
+    )
 
     def value(totals: PyTree) -> jax.Array:
         return loss.value({name: Sum(total, weights[name]) for name, total in totals.items()})[0]

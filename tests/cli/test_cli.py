@@ -7,7 +7,7 @@ from stub_table import STUB, put_settings, saved, small_settings
 
 import paradec_jax as pd
 from paradec_jax import cli
-from paradec_jax.evaluate.setting import Setting
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.store import Model
 
 WAVE = "wavefront --inner-recurrence 2 --window 3 --exit-threshold 0.2"
@@ -28,7 +28,16 @@ def settings(monkeypatch):
 
 def generate_arguments(folder, *more, decoder=None):
     named = [] if decoder is None else [decoder]
-    return ["generate", *named, "Ana has 3 apples.", "--model", str(folder), "--max-new-tokens", "6", *more]
+    return [
+        "generate",
+        *named,
+        "Ana has 3 apples.",
+        "--model",
+        str(folder),
+        "--max-new-tokens",
+        "6",
+        *more,
+    ]
 
 
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
@@ -100,7 +109,9 @@ def test_chat_answers_a_message_or_every_line(tmp_path, capsys, monkeypatch, mor
     for line in ("Hi", "Why? "):
         words = cli.generate.PROMPT.format(question=line.strip()) if "--question" in more else line
         messages.append({"role": "user", "content": words})
-        wanted += pd.generate(model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3).text
+        wanted += pd.generate(
+            model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3
+        ).text
         messages.append({"role": "assistant", "content": wanted[-1]})
     assert wanted[0] != wanted[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\n  \nWhy? \n"))
@@ -117,13 +128,20 @@ def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(cli.generate, "_task", keep)
-    for decoder, options in (("wavefront", ["--window", "2", "--no-warm-start"]), (None, ["--top-p", "0.5"])):
+    for decoder, options in (
+        ("wavefront", ["--window", "2", "--no-warm-start"]),
+        (None, ["--top-p", "0.5"]),
+    ):
         assert cli.main(generate_arguments(folder, *options, decoder=decoder)) == 1
         assert "enough" in capsys.readouterr().err
     wave, usual = chosen
     assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 4)
     assert (usual.window, usual.warm_start) == (3, True)
-    for decoder, option in (("adaptive", "--window"), ("lookahead", "--recurrence"), (None, "--window")):
+    for decoder, option in (
+        ("adaptive", "--window"),
+        ("lookahead", "--recurrence"),
+        (None, "--window"),
+    ):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(generate_arguments(folder, option, "3", decoder=decoder))
         assert exit_info.value.code == 2
@@ -131,7 +149,12 @@ def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
 
 
 def test_words_that_name_no_decoder_are_a_prompt():
-    named = ["wavefront", "x"], ["prompt_lookup", "x"], ["prompt-lookup", "x"], ["default", "wavefront"]
+    named = (
+        ["wavefront", "x"],
+        ["prompt_lookup", "x"],
+        ["prompt-lookup", "x"],
+        ["default", "wavefront"],
+    )
     for words in (*named, ["--help"], []):
         assert cli.generate.with_decoder(words) == words
     for words in (["x"], ["--stream", "x"], ["-"]):
@@ -161,18 +184,27 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
             ["compare", str(folder), "tiny-causal"],
             "models of one family are compared, not of recurrent_depth and",
         ),
-        (["compare", str(folder), "--json", str(tmp_path / "no" / "rows.json")], "there is no folder"),
+        (
+            ["compare", str(folder), "--json", str(tmp_path / "no" / "rows.json")],
+            "there is no folder",
+        ),
         (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
         (
             generate_arguments(folder, decoder="lookahead"),
             "lookahead does not suit a model of family recurrent_depth",
         ),
-        (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
+        (
+            generate_arguments(folder, "--stream", "--samples", "2"),
+            "--stream shows one continuation",
+        ),
         (generate_arguments(folder, "--chat"), "no chat template"),
         (generate_arguments(folder, "--chat", "--gaps"), "give one of them"),
         (generate_arguments(folder, "--system", "x"), "--system begins a conversation"),
         (["generate", "--chat", "--samples", "2"], "goes on from one answer"),
-        (generate_arguments(folder, "--window", "0", decoder="wavefront"), "window must be at least 1"),
+        (
+            generate_arguments(folder, "--window", "0", decoder="wavefront"),
+            "window must be at least 1",
+        ),
         (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
     ]
     for arguments, message in cases:
@@ -183,7 +215,14 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
 
 
 def test_help(capsys):
-    for arguments in ([], ["compare"], ["demo"], ["generate"], ["generate", "wavefront"], ["import"]):
+    for arguments in (
+        [],
+        ["compare"],
+        ["demo"],
+        ["generate"],
+        ["generate", "wavefront"],
+        ["import"],
+    ):
         with pytest.raises(SystemExit) as exit_info:
             cli.main([*arguments, "--help"])
         assert exit_info.value.code == 0

@@ -8,7 +8,17 @@ import re
 from pathlib import Path
 
 import pytest
-from stub_table import KEYS, LETTERED, STUB, lettered, put_settings, saved, small_settings, strict, zeros
+from stub_table import (
+    KEYS,
+    LETTERED,
+    STUB,
+    lettered,
+    put_settings,
+    saved,
+    small_settings,
+    strict,
+    zeros,
+)
 from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 import paradec_jax as pd
@@ -21,13 +31,17 @@ from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.problems import read_problems
 from paradec_jax.decode import Residual
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk import folders
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
-TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
+TINY = {
+    "recurrent_depth": "test-recurrent",
+    "causal": "test-causal",
+    "block_diffusion": "test-sdar",
+}
 STUBS = {
     "recurrent_depth": StubNetwork,
     "causal": StubCausal,
@@ -61,7 +75,16 @@ class TestAnswers:
         monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
     def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
-        words = ["compare", folder, "--data", easy(tmp_path), "--problems", "3", "--dtype", "bfloat16"]
+        words = [
+            "compare",
+            folder,
+            "--data",
+            easy(tmp_path),
+            "--problems",
+            "3",
+            "--dtype",
+            "bfloat16",
+        ]
         assert cli.main([*words, "--json"]) == 0
         out, err = capsys.readouterr()
         rows = strict(out)
@@ -77,7 +100,17 @@ class TestAnswers:
 
     def test_tables_and_a_file(self, folder, capsys, tmp_path):
         path, other = tmp_path / "rows.json", str(saved(tmp_path / "other"))
-        words = ["compare", folder, other, "--data", easy(tmp_path), "--problems", "2", "--timed", "1"]
+        words = [
+            "compare",
+            folder,
+            other,
+            "--data",
+            easy(tmp_path),
+            "--problems",
+            "2",
+            "--timed",
+            "1",
+        ]
         assert cli.main([*words, "--json", str(path)]) == 0
         out, rows = capsys.readouterr().out, strict(path.read_text())
         assert [row["model"] for row in rows] == ["tiny", "tiny", "other", "other"]
@@ -87,7 +120,9 @@ class TestAnswers:
         line = next(line for line in out.splitlines() if "wavefront" in line)
         assert re.search(r"\d\.\d\dx .* \d+\.\d\d-\d+\.\d\d", line)
 
-    def test_problems_are_those_of_the_package_or_of_a_file(self, folder, capsys, monkeypatch, tmp_path):
+    def test_problems_are_those_of_the_package_or_of_a_file(
+        self, folder, capsys, monkeypatch, tmp_path
+    ):
         drawn, own = [], word_problems(3, seed=5)
         write_problems(tmp_path / "own.jsonl", own)
 
@@ -104,7 +139,17 @@ class TestAnswers:
     def test_prompts_without_answers_under_a_judge(self, folder, capsys, tmp_path, monkeypatch):
         put_settings(monkeypatch, "recurrent_depth", small_settings()[:2])
         path = prompts(tmp_path, *({"prompt": f"Ana has {i}"} for i in range(3)))
-        words = ["compare", "--model", folder, "--data", path, "--new-tokens", "4", "--judge", folder]
+        words = [
+            "compare",
+            "--model",
+            folder,
+            "--data",
+            path,
+            "--new-tokens",
+            "4",
+            "--judge",
+            folder,
+        ]
         assert cli.main([*words, "--json", str(tmp_path / "rows.json")]) == 0
         out, (few, base) = capsys.readouterr().out, strict((tmp_path / "rows.json").read_text())
         assert base["log_prob"] <= base["log_prob_interval"][1] < 0 and base["exact"] is None
@@ -130,17 +175,26 @@ class TestAnswers:
         kept, made[:] = strict(path.read_text()), []
         assert cli.main(words) == 0 and made == [[base, wave]]
         rows = strict(path.read_text())
-        assert rows[:2] == kept and [row["label"] for row in rows[:2]] == ["r 2", "r 4"] and len(rows) == 3
+        assert (
+            rows[:2] == kept
+            and [row["label"] for row in rows[:2]] == ["r 2", "r 4"]
+            and len(rows) == 3
+        )
         assert cli.main(words) == 0 and made == [[base, wave]], "nothing is missing"
         assert "4 problems" in capsys.readouterr().out and strict(path.read_text()) == rows
-        for more, differing in ((["--problems", "2", "--timed", "2"], "problems, timed"), ([], "model")):
+        for more, differing in (
+            (["--problems", "2", "--timed", "2"], "problems, timed"),
+            ([], "model"),
+        ):
             words[1] = words[1] if more else str(saved(tmp_path / "other"))
             assert cli.main([*words, *more]) == 1 and strict(path.read_text()) == rows
             assert f"rows of tiny with other {differing}: name another" in capsys.readouterr().err
         before = rows[0]["made_with"]
         del rows[0]["megabytes"]
         path.write_text(json.dumps(rows[:1]))
-        assert [row["megabytes"] for row in answers._begun(str(path), {"tiny": before}).values()] == [None]
+        assert [
+            row["megabytes"] for row in answers._begun(str(path), {"tiny": before}).values()
+        ] == [None]
         with pytest.raises(ValueError, match="rows of tiny with other adapter"):
             answers._begun(str(path), {"tiny": before | {"adapter": "digest"}})
         path.write_text("[{}]")
@@ -149,7 +203,10 @@ class TestAnswers:
     def test_messages_and_chosen_decoders(self, capsys, tmp_path, monkeypatch):
         template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
         place = str(saved(tmp_path / "chat", chat_template=template))
-        turns = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "so \\boxed{2}"}]
+        turns = [
+            {"role": "user", "content": "two?"},
+            {"role": "assistant", "content": "so \\boxed{2}"},
+        ]
         seen = []
 
         def keep(sources, problems, **options):
@@ -158,20 +215,31 @@ class TestAnswers:
 
         monkeypatch.setattr(answers, "compare", keep)
         words = ["compare", place, "--data", prompts(tmp_path, {"messages": turns})]
-        assert cli.main([*words, "--decoder", "wavefront", "--decoder", "autoregressive --recurrence 1"]) == 1
+        assert (
+            cli.main(
+                [*words, "--decoder", "wavefront", "--decoder", "autoregressive --recurrence 1"]
+            )
+            == 1
+        )
         ((base, wave, one), (asked,)) = seen[0]
         assert (asked.prompt, asked.solution) == ("<two?>A:", "so \\boxed{2}")
-        assert base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
+        assert (
+            base.model.token_spec.bos is None and base.setting.baseline and not one.setting.baseline
+        )
         assert wave.setting.decoder.window == 3 and one.setting.decoder.recurrence == 1
         for decoder, message in (("lookahead", "does not suit"), ("guess", "it takes one of")):
             capsys.readouterr()
-            assert cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
+            assert (
+                cli.main([*words, "--decoder", decoder]) == 1 and message in capsys.readouterr().err
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TINY)
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
-    config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
+    config = dataclasses.replace(
+        FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256
+    )
     spec, head = token_spec(), None
     if family == "block_diffusion":
         spec, shape = dataclasses.replace(spec, **CANVAS), ResidualHeadConfig.of(config, layers=1)
@@ -180,16 +248,30 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         monkeypatch.setattr(ResidualHead, "network", StubHead(of))
     place = str(saved(tmp_path / "tiny", config, spec, head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
-    words = ["compare", place, "--data", easy(tmp_path), "--problems", "1", "--timed", "1", "--json"]
+    words = [
+        "compare",
+        place,
+        "--data",
+        easy(tmp_path),
+        "--problems",
+        "1",
+        "--timed",
+        "1",
+        "--json",
+    ]
     assert cli.main(words) == 0
     rows, settings = strict(capsys.readouterr().out), FAMILIES[family].settings
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS.split()) <= row.keys() and row["family"] == family for row in rows)
     for row, setting in zip(rows, settings, strict=True):
         values = vars(setting.values).items()
-        infinite = {name for name, value in values if isinstance(value, float) and math.isinf(value)}
+        infinite = {
+            name for name, value in values if isinstance(value, float) and math.isinf(value)
+        }
         assert all(row["settings"][name] is None for name in infinite)
-        if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
+        if (
+            family != "recurrent_depth"
+        ):  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
 
 
@@ -202,7 +284,17 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
     place = str(saved(tmp_path / "tiny", config, dataclasses.replace(token_spec(), **CANVAS)))
     monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
-    words = ["compare", place, "--data", easy(tmp_path), "--problems", "1", "--timed", "1", "--json"]
+    words = [
+        "compare",
+        place,
+        "--data",
+        easy(tmp_path),
+        "--problems",
+        "1",
+        "--timed",
+        "1",
+        "--json",
+    ]
     assert cli.main(words) == 0
     said = capsys.readouterr()
     told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
@@ -211,11 +303,24 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
 
 
 def test_columns_of_a_family(capsys):
-    fields = dict.fromkeys(("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0)
-    fields |= {"model": "tiny", "problems": 9, "data": "unseen", "seed": 1, "baseline": True, "batch": 1}
+    fields = dict.fromkeys(
+        ("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0
+    )
+    fields |= {
+        "model": "tiny",
+        "problems": 9,
+        "data": "unseen",
+        "seed": 1,
+        "baseline": True,
+        "batch": 1,
+    }
     fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
-    fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
+    fields |= {
+        "tokens_per_network_call": 2.0,
+        "positions_per_token": 4.25,
+        "head_calls_per_token": 0.75,
+    }
     fields |= dict.fromkeys(
         ("difference_interval", "log_prob", "log_prob_interval", "judge", "megabytes")
     ) | {"rule": "guess"}
@@ -227,9 +332,14 @@ def test_columns_of_a_family(capsys):
         return capsys.readouterr().out
 
     out = shown("block_diffusion")
-    assert all(piece in out for piece in ("tiny: 9 problems (unseen), seed 1", "rule static", "10.0%-90.0%"))
+    assert all(
+        piece in out
+        for piece in ("tiny: 9 problems (unseen), seed 1", "rule static", "10.0%-90.0%")
+    )
     assert "4.25" in out and "0.75" in out and "3.5e+06" in out
-    assert "FLOP: an estimate" in out and "median" not in out, "a note with a value of None is left out"
+    assert "FLOP: an estimate" in out and "median" not in out, (
+        "a note with a value of None is left out"
+    )
     assert "median of 3 passes, float32, cpu" in shown("causal", device="cpu")
     assert "3.5e+06" not in shown("block_diffusion", flops_per_token=None)
     assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
@@ -248,7 +358,9 @@ class TestTexts:
     @pytest.fixture
     def words(self, tmp_path, monkeypatch):
         """A denoiser and a causal model, which is the judge too, with a small table."""
-        denoiser, causal = (lettered(tmp_path / family, family) for family in ("masked_diffusion", "causal"))
+        denoiser, causal = (
+            lettered(tmp_path / family, family) for family in ("masked_diffusion", "causal")
+        )
         monkeypatch.setattr(Model, "network", property(lambda self: LETTERED[self.family]))
         own = FAMILIES["masked_diffusion"]
         few, many, greedy = (
@@ -266,7 +378,9 @@ class TestTexts:
         rows = strict(capsys.readouterr().out)
         assert [row["model"] for row in rows] == ["masked_diffusion"] * 3 + ["causal", "real text"]
         assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
-        assert {row["length"] for row in rows} == {15}, "begin-of-text takes a position of the rival"
+        assert {row["length"] for row in rows} == {15}, (
+            "begin-of-text takes a position of the rival"
+        )
         assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
         files = sorted(path.name for path in (tmp_path / "texts").iterdir())
         assert files == [row["texts"] for row in rows]
@@ -275,7 +389,13 @@ class TestTexts:
         assert cli.main([*words, "--length", "8"]) == 0
         out = capsys.readouterr().out
         assert "3 texts of 8 tokens, judged by causal, seed 1" in out
-        for word in ("real text", "4-grams", "reverse", "Seconds: in batches", "after begin-of-text"):
+        for word in (
+            "real text",
+            "4-grams",
+            "reverse",
+            "Seconds: in batches",
+            "after begin-of-text",
+        ):
             assert word in out
 
     @pytest.mark.parametrize(
@@ -312,7 +432,13 @@ class TestDemo:
         words, texts = ((folder, one), (folder, wave)), ((denoiser, single), (denoiser, steps))
         monkeypatch.setattr(demo, "FAMILIES", {"recurrent depth": words, "masked diffusion": texts})
         monkeypatch.setattr(demo, "read_problems", lambda name: word_problems(2, steps=(2, 2)))
-        for name, value in {"PROBLEMS": 2, "TEXTS": 3, "LENGTH": 8, "PASSES": 2, "JUDGE": judge}.items():
+        for name, value in {
+            "PROBLEMS": 2,
+            "TEXTS": 3,
+            "LENGTH": 8,
+            "PASSES": 2,
+            "JUDGE": judge,
+        }.items():
             monkeypatch.setattr(demo, name, value)
         assert cli.main(["demo"]) == 0
         out, err = capsys.readouterr()

@@ -11,8 +11,8 @@ from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk.folders import ASSETS
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES, choose, family_named, family_of, init_params
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
@@ -72,7 +72,9 @@ def test_every_choice_of_a_decoder_is_an_option():
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
     usual = [generate._model_for(name) for name in (None, *NAMES)]
-    assert generate._model_for("jacobi") in FAMILIES["causal"].bundled  # recurrent networks take it as well
+    assert (
+        generate._model_for("jacobi") in FAMILIES["causal"].bundled
+    )  # recurrent networks take it as well
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 
@@ -104,9 +106,17 @@ def test_generate_with_every_decoder_of_the_family(causal, capsys):
 def test_what_does_not_suit_the_family(causal, capsys):
     common = ["Ana", "--model", causal]
     for decoder, more, message in (
-        ("wavefront", [], "wavefront does not suit a model of family causal; it takes one of autoregressive"),
+        (
+            "wavefront",
+            [],
+            "wavefront does not suit a model of family causal; it takes one of autoregressive",
+        ),
         ("autoregressive", ["--recurrence", "3"], "--recurrence is no option of autoregressive"),
-        ("jacobi", ["--running", "--blocks", "2"], "a running window has no blocks, so --blocks must be 1"),
+        (
+            "jacobi",
+            ["--running", "--blocks", "2"],
+            "a running window has no blocks, so --blocks must be 1",
+        ),
         ("jacobi", ["--block", "1"], "--block must be at least 2"),
         ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
     ):

@@ -26,7 +26,12 @@ PAGES = {  # by model: its network's stub, a prompt, the decoder and a second on
         "jacobi",
         "prompt-lookup --num-pred 3",
     ),
-    "tiny-recurrent-distilled": (StubNetwork(), PROMPT, "wavefront", "autoregressive --recurrence 2"),
+    "tiny-recurrent-distilled": (
+        StubNetwork(),
+        PROMPT,
+        "wavefront",
+        "autoregressive --recurrence 2",
+    ),
     "tiny-sdar": (StubDenoiser(block=8, alignment="own"), PROMPT, "block", "block --rule random"),
     "tiny-mdlm": (StubDenoiser(), "Ana: [4] and [3].", "masked", None),
 }
@@ -42,7 +47,9 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.scripts += [""] * (tag == "script")
-        self.addresses += [(name, value) for name, value in attributes if name in ("src", "href", "data")]
+        self.addresses += [
+            (name, value) for name, value in attributes if name in ("src", "href", "data")
+        ]
 
     def handle_data(self, data):
         if self.cdata_elem == "script":
@@ -73,14 +80,22 @@ def test_the_trace_is_that_of_rollout(tmp_path, monkeypatch, name):
         record = lambda state, _: (state.rows, task.decoder.drafts(state))  # noqa: B023, E731
         frames, start = run["frames"], run["start"]
         options = {"n": len(frames) - 1, "record": record}
-        _, (rows, drafts) = pd.rollout(task.decoder, task.params, task.request, setting.knobs, **options)
+        _, (rows, drafts) = pd.rollout(
+            task.decoder, task.params, task.request, setting.knobs, **options
+        )
         for k, frame in enumerate(frames[1:]):
             length = frame["length"]
-            assert (frame["calls"], length) == (rows.counts["network_calls"][k, 0], rows.length[k, 0])
+            assert (frame["calls"], length) == (
+                rows.counts["network_calls"][k, 0],
+                rows.length[k, 0],
+            )
             assert run["tokens"][: length - start] == rows.tokens[k, 0, start:length].tolist()
             guesses = frame["guesses"] + [-1] * (drafts.shape[-1] - len(frame["guesses"]))
             assert guesses == drafts[k, 0].tolist()
-        assert np.all(np.diff([frame["seconds"] for frame in frames]) >= 0) and frames[0]["seconds"] > 0
+        assert (
+            np.all(np.diff([frame["seconds"] for frame in frames]) >= 0)
+            and frames[0]["seconds"] > 0
+        )
         assert {str(token) for token in run["tokens"]} <= shown["pieces"].keys()
 
 
@@ -88,5 +103,11 @@ def test_pieces_of_odd_tokens():
     words = llama()
     ids = {text: words.id_of(text) for text in ("▁a", "<0xE2>", "<0x0A>", "<|im_end|>", "b")}
     found = {text: piece_of(words, words.encode("a"), token) for text, token in ids.items()}
-    assert found == {"▁a": " a", "<0xE2>": "<0xE2>", "<0x0A>": "\n", "<|im_end|>": "<|im_end|>", "b": "b"}
+    assert found == {
+        "▁a": " a",
+        "<0xE2>": "<0xE2>",
+        "<0x0A>": "\n",
+        "<|im_end|>": "<|im_end|>",
+        "b": "b",
+    }
     assert piece_of(words, [], 10_000) == "<10000>"

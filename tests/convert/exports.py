@@ -26,18 +26,27 @@ OWN = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="own")
 RECURRENT, CAUSAL = PRESETS["test-recurrent"], PRESETS["test-causal"]
 SDAR = dataclasses.replace(PRESETS["test-sdar"], head_channels=6, block=8)
 DYNAMIC = RopeScaling(kind="dynamic", factor=4.0, original=32)
-LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original=16, low_freq_factor=1.0, high_freq_factor=4.0)
-YARN = RopeScaling(kind="yarn", factor=8.0, original=16, beta_slow=1.0, attention_factor=1.3, truncate=False)
+LLAMA3 = RopeScaling(
+    kind="llama3", factor=8.0, original=16, low_freq_factor=1.0, high_freq_factor=4.0
+)
+YARN = RopeScaling(
+    kind="yarn", factor=8.0, original=16, beta_slow=1.0, attention_factor=1.3, truncate=False
+)
 WINDOWS: dict[str, Any] = {"layers": 5, "sliding_window": 6, "sliding_layers": (True, False)}
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 UNTIED = {"qk_bias": False, "tie_embeddings": False}
 SHIFTED = dataclasses.replace(OWN, alignment="next")
-recurrent, causal, sdar = (functools.partial(dataclasses.replace, one) for one in (RECURRENT, CAUSAL, SDAR))
+recurrent, causal, sdar = (
+    functools.partial(dataclasses.replace, one) for one in (RECURRENT, CAUSAL, SDAR)
+)
 # The first word of a name is the family's, or the model type's, layout.
 MODELS: dict[str, tuple[Any, TokenSpec]] = {
     "huginn": (RECURRENT, NEXT),
     "huginn bfloat16": (recurrent(**HALF, prelude_layers=2), NEXT),
-    "huginn untied": (recurrent(remat="iteration", rope_base=1234.5, norm_eps=1e-5, **UNTIED), NEXT),
+    "huginn untied": (
+        recurrent(remat="iteration", rope_base=1234.5, norm_eps=1e-5, **UNTIED),
+        NEXT,
+    ),
     "qwen2": (CAUSAL, NEXT),
     "qwen2 untied bfloat16": (causal(**HALF, tie_embeddings=False), NEXT),
     "qwen3": (causal(qkv_bias=False, qk_norm=True, head_channels=6, norm_eps=1e-5), NEXT),
@@ -74,7 +83,9 @@ def make_model(name: str = "huginn", **changes: Any) -> store.Model:
 def drawn(config: Any) -> dict[str, Any]:
     """Random parameters."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), parameter_shapes(config))
+    return jax.tree.map(
+        lambda s: rng.normal(size=s.shape).astype(s.dtype), parameter_shapes(config)
+    )
 
 
 def exported(model: store.Model, root: Path, *options: str) -> Path:
@@ -107,7 +118,9 @@ def recorded(name: str, root: Path) -> Path:
 def edit(path: Path, **fields: Any) -> None:
     """Sets fields of a JSON file; None removes one."""
     values = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    path.write_text(
+        json.dumps({name: value for name, value in values.items() if value is not None})
+    )
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:

@@ -57,14 +57,23 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
         (folder / GENERATION).unlink()
     if "vectors" in form:
         flat = form["vectors"]
-        rewrite(folder, lambda t: t.update({k: x.astype(flat) for k, x in t.items() if x.ndim == 1}))
+        rewrite(
+            folder, lambda t: t.update({k: x.astype(flat) for k, x in t.items() if x.ndim == 1})
+        )
     if "words" in form:
         write_words(folder, form)
     made = {} if name in TABLE["refused"] else read(name, folder)
     if "head" in form:
-        rewrite(folder, lambda t: t.update({"lm_head.weight": form["head"] * t["model.embed_tokens.weight"]}))
+        rewrite(
+            folder,
+            lambda t: t.update({"lm_head.weight": form["head"] * t["model.embed_tokens.weight"]}),
+        )
     if "prefix" in form:
-        new = (form["prefix"] + "{}").format if form["prefix"] else lambda key: key.removeprefix("model.")
+        new = (
+            (form["prefix"] + "{}").format
+            if form["prefix"]
+            else lambda key: key.removeprefix("model.")
+        )
         rewrite(folder, lambda t: [t.update({new(key): t.pop(key)}) for key in list(t)])
     if "bin" in form:
         torch.save(safetensors.torch.load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
@@ -89,7 +98,9 @@ def write_words(folder: Path, form: dict[str, Any]) -> None:
 
     words, backend = TABLE["words"], backend_of(form["words"])
     if "begin" in form:
-        backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+        backend.post_processor = processors.TemplateProcessing(
+            "<s> $A", special_tokens=[("<s>", 1)]
+        )
     options = {"tokenizer_object": backend, "chat_template": words["template"]}
     PreTrainedTokenizerFast(**options, **words["special"]).save_pretrained(folder)
     if "template" in form:
@@ -141,7 +152,9 @@ def read(name: str, folder: Path) -> dict[str, np.ndarray]:
     if (folder / "tokenizer.json").is_file():
         words = PreTrainedTokenizerFast.from_pretrained(folder)
         found["ids"] = np.array(words(TABLE["words"]["text"])["input_ids"])
-        found["chat"] = np.array(words.apply_chat_template(TABLE["words"]["messages"], tokenize=False))
+        found["chat"] = np.array(
+            words.apply_chat_template(TABLE["words"]["messages"], tokenize=False)
+        )
     return found
 
 

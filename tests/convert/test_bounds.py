@@ -17,7 +17,7 @@ from torch_writer import Storage, Tensor, write_checkpoint
 
 import paradec_jax as pd
 from paradec_jax.cli import main
-from paradec_jax.tokenizer import Tokenizer, from_pieces
+from paradec_jax.text.tokenizer import Tokenizer, from_pieces
 
 SECONDS, ROOM, HUGE = 10, 2**30, 10**9
 pack, text = struct.pack, lambda value: struct.pack("<Q", len(value)) + value
@@ -116,7 +116,9 @@ print(1024 * int(re.search(r"VmHWM:\s*(\d+)", open("/proc/self/status").read())[
 
 def test_memory_is_bounded(tmp_path):
     paths = [written(tmp_path / f"{i}.bin", content) for i, (content, _) in enumerate(PICKLES)]
-    out = subprocess.run([sys.executable, "-c", ARCHIVE, *paths], capture_output=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", ARCHIVE, *paths], capture_output=True, check=True
+    ).stdout
     *lines, memory = out.split()
     assert lines == [b"refused"] * len(paths) and int(memory) < ROOM
 
@@ -194,13 +196,23 @@ FOLDERS = [  # layout, change, and a part of the sentence
     ("own", own(layers=HUGE), "asks for 1000000000 layers"),
     ("own", own(width=2**31 - 2, head_channels=4), "but the config asks for"),
     ("own", own(rope_base=float("inf")), "Infinity is no finite number"),
-    ("qwen2", header(lambda h: h[:-1] + b"".join(b',"%d":0' % i for i in range(10**5)) + b"}"), "names, and"),
+    (
+        "qwen2",
+        header(lambda h: h[:-1] + b"".join(b',"%d":0' % i for i in range(10**5)) + b"}"),
+        "names, and",
+    ),
     ("own", fields(token_spec={"bos": 2.5}), "no id of a vocabulary"),
-    *((kind, lambda at: os.truncate(at / CONFIG, 3 * 2**30), "bytes, and") for kind in ("qwen2", "own")),
+    *(
+        (kind, lambda at: os.truncate(at / CONFIG, 3 * 2**30), "bytes, and")
+        for kind in ("qwen2", "own")
+    ),
     ("qwen2", in_torch(twice), "repeats no name"),
     ("own", fields(special_tokens=[1]), TEXTS),
     ("own", fields(special_tokens={"messages": "x"}), TEXTS),
-    *(("qwen2", in_torch(lambda path, it=it: written(path, it)), sentence) for it, sentence in PICKLES),
+    *(
+        ("qwen2", in_torch(lambda path, it=it: written(path, it)), sentence)
+        for it, sentence in PICKLES
+    ),
     (
         "qwen2",
         in_torch(lambda path: write_checkpoint(path, {"a": REPEATED})),
@@ -251,10 +263,14 @@ def test_tokens_without_rows_and_long_pieces(model):
     words = pd.load(model).tokenizer
     assert words.decode(words.encode("a b")) == "a b"
     for call in (lambda: words.encode("a<|one|>"), lambda: words.encode_batch(["a", "<|one|>"])):
-        with pytest.raises(ValueError, match=r"holds '<\|one\|>', a token for which the model has no row"):
+        with pytest.raises(
+            ValueError, match=r"holds '<\|one\|>', a token for which the model has no row"
+        ):
             call()
     with pytest.raises(ValueError, match="a piece of 3000000 characters is longer than 256"):
         from_pieces({"a" * 3_000_000: 0, "u": 1}, {"a" * 3_000_000: 0.0}, "u", True)
     many = {f"{i:0256}": i for i in range(10**4)}
-    with pytest.raises(ValueError, match="the list of pieces of 2560000 characters is longer than 2500000"):
+    with pytest.raises(
+        ValueError, match="the list of pieces of 2560000 characters is longer than 2500000"
+    ):
         from_pieces(many, many, "u", True)

@@ -38,12 +38,16 @@ EMBEDDING = "model.embed_tokens.weight"
 
 def cast(folder, kind: str, part: str = "") -> None:
     """Casts the tensors whose names hold `part`."""
-    rewrite(folder, lambda t: t.update({n: x.astype(TYPES[kind]) for n, x in t.items() if part in n}))
+    rewrite(
+        folder, lambda t: t.update({n: x.astype(TYPES[kind]) for n, x in t.items() if part in n})
+    )
 
 
 class TestTypes:
     @pytest.mark.parametrize("name", FAMILIES)
-    @pytest.mark.parametrize(("options", "kind"), [((), "float32"), (("--dtype", "bfloat16"), "bfloat16")])
+    @pytest.mark.parametrize(
+        ("options", "kind"), [((), "float32"), (("--dtype", "bfloat16"), "bfloat16")]
+    )
     def test_float16(self, name, options, kind, copy):
         source = copy(name)
         cast(source, "float16")
@@ -53,7 +57,9 @@ class TestTypes:
         leaves = flatten_dict(model.params, sep="/")
         for path, before in flatten_dict(make_model(name).params, sep="/").items():
             want = before.astype(np.float16).astype(TYPES[kind])
-            assert leaves[path].dtype == want.dtype and leaves[path].tobytes() == want.tobytes(), path
+            assert leaves[path].dtype == want.dtype and leaves[path].tobytes() == want.tobytes(), (
+                path
+            )
 
     def test_several_types_become_the_one_that_loses_nothing(self, copy):
         source = copy("qwen2")
@@ -94,7 +100,13 @@ class TestFields:
         source = copy(name)
         more = {"transformers_version": "5.0.0", "quantization_config": {}, "new": [1, {"a": "b"}]}
         fields = json.loads((source / CONFIG).read_text()) | more
-        nulls = {"mlp_bias", "use_sliding_window", "bias", "time_conditioning", "n_layers"} & fields.keys()
+        nulls = {
+            "mlp_bias",
+            "use_sliding_window",
+            "bias",
+            "time_conditioning",
+            "n_layers",
+        } & fields.keys()
         (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
         assert_same(imported(source), make_model(name))
 
@@ -117,7 +129,13 @@ class TestFields:
 
     def test_aliases_and_defaults_of_the_recurrent_release(self, copy):
         source = copy("huginn")
-        edit(source / CONFIG, n_heads=None, num_key_value_heads=None, num_attention_heads=2, rope_base=None)
+        edit(
+            source / CONFIG,
+            n_heads=None,
+            num_key_value_heads=None,
+            num_attention_heads=2,
+            rope_base=None,
+        )
         left = ("vocab_size", "torch_dtype", "norm_eps", "qk_bias", "tie_embeddings")
         edit(source / CONFIG, **dict.fromkeys(left))
         assert_same(imported(source), make_model())
@@ -147,7 +165,10 @@ class TestFields:
 
 # A generation_config.json, and the sampling of the model or what is refused.
 DRAWN = [
-    ({"do_sample": True, "top_p": 0.8, "min_p": 0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.8}),
+    (
+        {"do_sample": True, "top_p": 0.8, "min_p": 0},
+        {"temperature": 1.0, "top_k": 50, "top_p": 0.8},
+    ),
     ({"do_sample": True, "top_k": 0}, {"temperature": 1.0}),
     ({"temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
     ({"num_beams": 4, "typical_p": 1.0}, {"num_beams": 4}),
@@ -175,7 +196,11 @@ class TestTokens:
             (128, {}, TokenSpec()),
             (128, {"eos_token_id": [5, 65505], "bos_token_id": 65504}, TokenSpec(None, (5,), 0)),
             (65536, {}, TokenSpec(65504, (65504, 65505, 65508), 65509)),
-            (65536, {"eos_token_id": 9, "pad_token_id": 0}, TokenSpec(65504, (65504, 65505, 65508, 9), 0)),
+            (
+                65536,
+                {"eos_token_id": 9, "pad_token_id": 0},
+                TokenSpec(65504, (65504, 65505, 65508, 9), 0),
+            ),
         ],
     )
     def test_of_the_recurrent_release(self, vocab_size, fields, want):
@@ -192,10 +217,22 @@ class TestTokens:
         ("config", "generation", "want"),
         [
             ({}, None, TokenSpec()),
-            ({"eos_token_id": 5, "pad_token_id": 7, "bos_token_id": 6}, None, TokenSpec(None, (5,), 7)),
+            (
+                {"eos_token_id": 5, "pad_token_id": 7, "bos_token_id": 6},
+                None,
+                TokenSpec(None, (5,), 7),
+            ),
             ({"eos_token_id": [5, 8], "mask_token_id": 7}, None, TokenSpec(None, (5, 8), 5, 7)),
-            ({"eos_token_id": 5}, {"eos_token_id": [8, 5], "pad_token_id": 9}, TokenSpec(None, (8, 5), 9)),
-            ({"eos_token_id": None, "pad_token_id": -1}, {"eos_token_id": 2}, TokenSpec(None, (2,), 2)),
+            (
+                {"eos_token_id": 5},
+                {"eos_token_id": [8, 5], "pad_token_id": 9},
+                TokenSpec(None, (8, 5), 9),
+            ),
+            (
+                {"eos_token_id": None, "pad_token_id": -1},
+                {"eos_token_id": 2},
+                TokenSpec(None, (2,), 2),
+            ),
         ],
     )
     def test_of_two_files(self, tmp_path, config, generation, want):
@@ -210,16 +247,24 @@ class TestTokens:
         edit(source / CONFIG, block_size=8, alignment="next")
         assert (imported(source).config.block, imported(source).token_spec.alignment) == (8, "next")
         model = imported(source, "--mask", "7", "--block", "2", "--alignment", "own")
-        assert (model.config.block, model.token_spec.mask, model.token_spec.alignment) == (2, 7, "own")
+        assert (model.config.block, model.token_spec.mask, model.token_spec.alignment) == (
+            2,
+            7,
+            "own",
+        )
         edit(source / CONFIG, block_size=None, mask_token_id=None, alignment=None)
-        assert "of 160, not 151669: name it with paradec import --mask" in fails(capsys, "import", source)
+        assert "of 160, not 151669: name it with paradec import --mask" in fails(
+            capsys, "import", source
+        )
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
         edit(source / CONFIG, model_type="a2d-qwen3")
         model = imported(source, "--mask", "150", "--kind", "bd3lm")
         assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
         for more in ((), ("--kind", "mdlm")):
-            assert "mdlm is not supported" in fails(capsys, "import", source, "--mask", "150", *more)
+            assert "mdlm is not supported" in fails(
+                capsys, "import", source, "--mask", "150", *more
+            )
         edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
 
@@ -229,44 +274,98 @@ class TestTokens:
         assert fields["bd_size"] == 32 and fields["architectures"] == ["Fast_dLLM_QwenForCausalLM"]
         edit(source / CONFIG, bd_size=None, mask_token_id=None)
         edit(source / "generation_config.json", mask_token_id=None)
-        assert "of 32, not 151665: name it with paradec import --mask" in fails(capsys, "import", source)
+        assert "of 32, not 151665: name it with paradec import --mask" in fails(
+            capsys, "import", source
+        )
         assert_same(imported(source, "--mask", "31"), make_model("Fast_dLLM_Qwen"))
 
 
 # Layout, fields, options, a part of the sentence.
 WRONG = [
-    ("huginn", {"model_type": "mamba"}, "model_type must be one of huginn_raven, qwen2, .*, not 'mamba'"),
+    (
+        "huginn",
+        {"model_type": "mamba"},
+        "model_type must be one of huginn_raven, qwen2, .*, not 'mamba'",
+    ),
     ("huginn", {"n_embd": None}, "field n_embd is missing"),
     ("huginn", {"n_embd": 0}, "no valid model: width must be at least 1"),
     ("huginn", {"injection_type": "add"}, "field injection_type .* must be 'linear', not 'add'"),
-    ("huginn", {"torch_dtype": "int8"}, "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
+    (
+        "huginn",
+        {"torch_dtype": "int8"},
+        "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'",
+    ),
     ("huginn", {"eos_token_id": ["a"]}, "field eos_token_id of config.json must hold token ids"),
     ("huginn", {"rope_base": 10000}, "freqs_cis contradicts rotary positions of base 10000"),
     ("huginn", {"block_size": 32}, r"freqs_cis has shape \(1, 64, 1, 4, 2\).*\(1, 32, 1, 4, 2\)"),
-    ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
+    (
+        "huginn",
+        {"n_layers_in_coda": 10**9, "n_layers": None},
+        "asks for 1000000000 layers, but .* only",
+    ),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
     ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
-    ("llama", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_window .* for model type llama"),
+    (
+        "llama",
+        {"use_sliding_window": True, "max_window_layers": 1},
+        "sliding_window .* for model type llama",
+    ),
     ("qwen2", {"layer_types": ["full_attention"]}, "layer_types .* for each of 2 layers"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "where use_sliding_window is true"),
-    ("qwen2", {"rope_scaling": 4.0}, r"rope_scaling of config.json must be one object, not \[4.0\]"),
-    ("qwen2", {"rope_scaling": {"type": "longrope"}}, "rope_type .* default, linear, .*, not 'longrope'"),
-    ("qwen2", {"rope_scaling": {"type": "linear", "m": 1}}, "field m of rotary positions .* is unknown"),
-    ("qwen2", {"rope_parameters": {kind: {"a": kind} for kind in qwen2.LAYER_TYPES}}, "must be one object"),
-    ("qwen2", {"rope_parameters": {**ROPE, "rope_theta": 5.0}}, "_theta = 10000.0, rope_theta in .* = 5.0"),
+    (
+        "qwen2",
+        {"rope_scaling": 4.0},
+        r"rope_scaling of config.json must be one object, not \[4.0\]",
+    ),
+    (
+        "qwen2",
+        {"rope_scaling": {"type": "longrope"}},
+        "rope_type .* default, linear, .*, not 'longrope'",
+    ),
+    (
+        "qwen2",
+        {"rope_scaling": {"type": "linear", "m": 1}},
+        "field m of rotary positions .* is unknown",
+    ),
+    (
+        "qwen2",
+        {"rope_parameters": {kind: {"a": kind} for kind in qwen2.LAYER_TYPES}},
+        "must be one object",
+    ),
+    (
+        "qwen2",
+        {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
+        "_theta = 10000.0, rope_theta in .* = 5.0",
+    ),
     ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("qwen2", {"hidden_act": "gelu"}, "hidden_act .* must be 'silu', not 'gelu'"),
     ("qwen2", {"vocab_size": 64}, r"embed_tokens\.weight has shape \(32, 16\).*\(64, 16\)"),
     ("qwen2", {"tie_word_embeddings": False}, r"lm_head\.weight is missing"),
-    ("qwen2", {"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
+    (
+        "qwen2",
+        {"model_type": "qwen2_moe"},
+        "mixture of experts .model_type = 'qwen2_moe'., which is not",
+    ),
     ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .*gptq"),
-    ("qwen2", {"eos_token_id": 32}, "eos_token_id of config.json holds 32, but the vocabulary ends at 31"),
+    (
+        "qwen2",
+        {"eos_token_id": 32},
+        "eos_token_id of config.json holds 32, but the vocabulary ends at 31",
+    ),
     ("sdar", {"block_size": 0}, "no valid model: block must be at least 1, not 0"),
     ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
-    ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
+    (
+        "sdar",
+        {"alignment": "previous"},
+        "field alignment .* must be 'own' or 'next', not 'previous'",
+    ),
     ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
     ("mdlm", {"time_conditioning": True}, "field time_conditioning of config.json must be False"),
-    ("mdlm", {"mask_token_id": 32}, "mask_token_id of config.json holds 32, but the vocabulary ends at 31"),
+    (
+        "mdlm",
+        {"mask_token_id": 32},
+        "mask_token_id of config.json holds 32, but the vocabulary ends at 31",
+    ),
 ]
 
 
@@ -281,7 +380,10 @@ def test_config_that_is_wrong(capsys, copy, name, fields, message):
     ("fields", "message"),
     [
         ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
-        ({"num_nextn_predict_layers": 9}, "no valid model: layers of a residual head must be 1 to 8"),
+        (
+            {"num_nextn_predict_layers": 9},
+            "no valid model: layers of a residual head must be 1 to 8",
+        ),
         ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
     ],
 )
@@ -306,20 +408,40 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
             assert main(["import", str(place), str(tmp_path / "x"), option, value]) == 1
             want = f"{option} is for models of block diffusion, but {place} holds another"
             assert want in capsys.readouterr().err
-    assert "--weights chooses those of a .ckpt file" in fails(capsys, "import", source, "--weights", "ema")
+    assert "--weights chooses those of a .ckpt file" in fails(
+        capsys, "import", source, "--weights", "ema"
+    )
 
 
 def test_export_of_what_the_layout_cannot_hold(tmp_path):
     head, own = make_model("sdar head"), dataclasses.replace(make_model("qwen2"), token_spec=OWN)
-    other = dataclasses.replace(head.head, config=dataclasses.replace(head.head.config, feed_forward=20))
+    other = dataclasses.replace(
+        head.head, config=dataclasses.replace(head.head.config, feed_forward=20)
+    )
     for module, model, message in (
         (sdar, dataclasses.replace(head, token_spec=NEXT), "and with a mask has the sdar layout"),
         (sdar, make_model("sdar", qk_norm=False), "norms of queries and keys and with a mask"),
-        (sdar, dataclasses.replace(head, head=other), "a residual head whose blocks have the shape"),
+        (
+            sdar,
+            dataclasses.replace(head, head=other),
+            "a residual head whose blocks have the shape",
+        ),
         (qwen2, own, "only a model of alignment 'next' has a layout of qwen2"),
-        (qwen2, make_model("qwen3", mlp_bias=True), "config.json of a qwen3 has no place for mlp_bias"),
-        (qwen2, make_model("llama", sliding_window=6), "of a llama has no place for sliding_window"),
-        (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
+        (
+            qwen2,
+            make_model("qwen3", mlp_bias=True),
+            "config.json of a qwen3 has no place for mlp_bias",
+        ),
+        (
+            qwen2,
+            make_model("llama", sliding_window=6),
+            "of a llama has no place for sliding_window",
+        ),
+        (
+            mdlm,
+            dataclasses.replace(make_model("mdlm"), token_spec=NEXT),
+            "a mask and of alignment 'own'",
+        ),
     ):
         with pytest.raises(ConvertError, match=message):
             module.write(tmp_path, model)
@@ -343,13 +465,25 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 8}
     ("fields", "want"),
     [
         ({"rope_scaling": {"type": "linear", "factor": 4}}, {"factor": 4.0, "max_length": 512}),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 1.5, ORIGINAL: 8}}, {"max_length": 192}),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 1.5, ORIGINAL: 8}},
+            {"max_length": 192},
+        ),
         ({"rope_parameters": LLAMA3, ORIGINAL: 16}, {"original": 16, "low_freq_factor": 1.0}),
         ({"rope_scaling": YARN}, {"original": 128, "max_length": 512, "attention_factor": None}),
-        ({"rope_scaling": {**YARN, ORIGINAL: 16, "finetuned": True}}, {"original": 16, "max_length": 128}),
+        (
+            {"rope_scaling": {**YARN, ORIGINAL: 16, "finetuned": True}},
+            {"original": 16, "max_length": 128},
+        ),
         ({"rope_parameters": {"rope_type": "yarn", ORIGINAL: 16}}, {"factor": 8.0}),
-        ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}, {"attention_factor": 1.0}),
-        ({"rope_scaling": {**YARN, "attention_factor": 2, "truncate": False}}, {"attention_factor": 2.0}),
+        (
+            {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+            {"attention_factor": 1.0},
+        ),
+        (
+            {"rope_scaling": {**YARN, "attention_factor": 2, "truncate": False}},
+            {"attention_factor": 2.0},
+        ),
         ({**SLIDING, "max_window_layers": 1}, {"sliding_layers": (False, True, True, True)}),
         ({**SLIDING, "layer_types": [*qwen2.LAYER_TYPES] * 2}, {"sliding_layers": (False, True)}),
     ],

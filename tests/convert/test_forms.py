@@ -10,8 +10,9 @@ import pytest
 from exports import GOLDEN, assert_same, exported, fails, imported
 
 import paradec_jax as pd
-from paradec_jax import chat, store
+from paradec_jax import store
 from paradec_jax.convert import check
+from paradec_jax.text import chat
 
 TOLERANCE = 1e-5  # of logits, as a share of the largest one
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -25,7 +26,9 @@ def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> f
     if "ids" in made:
         words, spec, given = model.tokenizer, model.token_spec, forms.TABLE["words"]
         assert words.begun(words.encode(given["text"]), spec.bos) == made["ids"].tolist()
-        assert chat.conversation(model, given["messages"], add_generation_prompt=False) == made["chat"]
+        assert (
+            chat.conversation(model, given["messages"], add_generation_prompt=False) == made["chat"]
+        )
     return error / float(np.abs(made["logits"]).max())
 
 
@@ -52,7 +55,9 @@ class TestTransformers:
         error = compared(model, source, made)
         back = forms.read(name, exported(model, tmp_path))
         apart = float(np.abs(back["logits"] - made["logits"]).max())
-        ROWS[name] = f"{error:8.1e} of {np.abs(made['logits']).max():4.1f}; exported: {apart:.1e} apart"
+        ROWS[name] = (
+            f"{error:8.1e} of {np.abs(made['logits']).max():4.1f}; exported: {apart:.1e} apart"
+        )
         assert error <= TOLERANCE and apart == 0
         for key in made:
             np.testing.assert_array_equal(back[key], made[key])

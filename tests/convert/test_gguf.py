@@ -16,12 +16,27 @@ from paradec_jax.convert.engine import ConvertError
 from paradec_jax.convert.gguf import read
 
 gguf = pytest.importorskip("gguf")
-NAMES = {"embed_tokens": "token_embd", "lm_head": "output", "norm": "output_norm", "o_proj": "attn_output"}
-NAMES |= {"rope_freqs": "rope_freqs", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-NAMES |= {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm", **{f"{x}_proj": f"attn_{x}" for x in "qkv"}}
+NAMES = {
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "norm": "output_norm",
+    "o_proj": "attn_output",
+}
+NAMES |= {
+    "rope_freqs": "rope_freqs",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+NAMES |= {
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    **{f"{x}_proj": f"attn_{x}" for x in "qkv"},
+}
 NAMES |= {f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
 KEYS = "embedding_length block_count context_length feed_forward_length attention.head_count attention.head_count_kv "
-KEYS += "attention.key_length attention.value_length rope.dimension_count rope.freq_base expert_count "
+KEYS += (
+    "attention.key_length attention.value_length rope.dimension_count rope.freq_base expert_count "
+)
 KEYS += "attention.layer_norm_rms_epsilon"
 IDS = {"eos": 1, "eot": 2, "bos": 3, "padding": 4}
 KINDS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
@@ -30,11 +45,23 @@ KINDS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "ar
 def metadata(network, kind, **more):
     """What a file says of a model, and `more` of its tokenizer."""
     c = network.config
-    values = (c.width, c.layers, c.max_length, c.feed_forward, c.heads, c.kv_heads, *[c.head_dim] * 3)
+    values = (
+        c.width,
+        c.layers,
+        c.max_length,
+        c.feed_forward,
+        c.heads,
+        c.kv_heads,
+        *[c.head_dim] * 3,
+    )
     own = dict(zip(KEYS.split(), (*values, c.rope_base, 0, c.norm_eps), strict=True))
     words = {f"{name}_token_id": token for name, token in IDS.items()} | more
     own = {f"{kind}.{name}": value for name, value in own.items()}
-    return {"general.architecture": kind, **own, **{f"tokenizer.ggml.{k}": v for k, v in words.items()}}
+    return {
+        "general.architecture": kind,
+        **own,
+        **{f"tokenizer.ggml.{k}": v for k, v in words.items()},
+    }
 
 
 def written(path, values, tensors, types=("F32",)):
@@ -56,7 +83,9 @@ def written(path, values, tensors, types=("F32",)):
     return numbers
 
 
-LLAMA3 = RopeScaling(kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 = RopeScaling(
+    kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
+)
 LLAMA3_1 = {"rope_base": 5e5, "rope_scaling": LLAMA3, "max_length": 16_384}
 BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
 YARN = RopeScaling(kind="yarn", factor=4.0, original=32, beta_fast=16.0)
@@ -87,7 +116,10 @@ def factors(config):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
-    kind, sizes = name.split()[0], {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5}
+    kind, sizes = (
+        name.split()[0],
+        {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5},
+    )
     folder = exported(model := make_model(kind, **sizes | MODELS[name]), tmp_path)
     tensors, path = load_file(folder / WEIGHTS), tmp_path / "a.gguf"
     heads = {"q_proj": 4, "k_proj": model.config.kv_heads} if kind == "llama" else {}
@@ -96,7 +128,9 @@ def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, c
         for part, count in heads.items():
             for key in [key for key in tensors if part in key]:
                 shape = (count, *lengths, *tensors[key].shape[1:])
-                tensors[key] = tensors[key].reshape(shape).swapaxes(1, 2).reshape(tensors[key].shape)
+                tensors[key] = (
+                    tensors[key].reshape(shape).swapaxes(1, 2).reshape(tensors[key].shape)
+                )
 
     turn(2, -1)
     values = metadata(model, kind, add_bos_token=True)
@@ -118,7 +152,10 @@ def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, c
 
 REFUSED = [
     ({"general.architecture": "bert"}, "must be one of qwen2, qwen3, llama, not 'bert'"),
-    ({"llama.expert_count": 8}, r"llama\.expert_count = 8 in the metadata of .*gguf is not supported"),
+    (
+        {"llama.expert_count": 8},
+        r"llama\.expert_count = 8 in the metadata of .*gguf is not supported",
+    ),
     ({"llama.rope.dimension_count": 2}, r"llama\.rope\.dimension_count = 2 in the metadata"),
     ({"llama.attention.sliding_window": 4}, r"llama\.attention\.sliding_window = 4"),
     ({"llama.rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor = 2\.0"),
@@ -132,7 +169,10 @@ REFUSED = [
 
 
 def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
-    path, tensors = tmp_path / "a.gguf", load_file(exported(make_model("llama"), tmp_path) / WEIGHTS)
+    path, tensors = (
+        tmp_path / "a.gguf",
+        load_file(exported(make_model("llama"), tmp_path) / WEIGHTS),
+    )
     values = metadata(make_model("llama"), "llama")
 
     def refused(message):
@@ -146,7 +186,13 @@ def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
     refused(r"rope_freqs\.weight does not scale")
     written(path, values, tensors)
     whole = path.read_bytes()
-    for content in (whole[:-500], whole[:300], b"GGUF", b"", whole.replace(b"token_embd", b"token_empt")):
+    for content in (
+        whole[:-500],
+        whole[:300],
+        b"GGUF",
+        b"",
+        whole.replace(b"token_embd", b"token_empt"),
+    ):
         path.write_bytes(content)
         refused(r"a\.gguf is missing, damaged")
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -173,13 +219,19 @@ def test_tokenizers_of_bytes(pre, tmp_path):
     kinds = [3, 3, 3, 3, *[1] * (len(words) - 6), 4, 5]
     model = with_words(tmp_path, "gpt2", words, kinds, pre=pre, merges=merges, unknown_token_id=2)
     found = model.tokenizer
-    assert [found.token_text(i) for i in found.encode("a1234's b")] == f"a {SPLITS[pre]} ' s Ġb".split()
+    assert [
+        found.token_text(i) for i in found.encode("a1234's b")
+    ] == f"a {SPLITS[pre]} ' s Ġb".split()
     text = "<s>two words\n  é日 <|eot_id|>"
     ids = found.encode(text)
     assert (ids[:2], ids[-1]) == ([3, len(words) - 2], 0) and found.decode(ids) == text
     assert found.decode(ids, skip_special=True) == text[3:-10] and found.id_of("[PAD]") is None
-    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (pre == "qwen2")  # one letter, of two codes
-    assert model.token_spec.bos == (3 if pre == "llama-bpe" else None) and model.token_spec.stop == (1, 2, 0)
+    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (
+        pre == "qwen2"
+    )  # one letter, of two codes
+    assert model.token_spec.bos == (
+        3 if pre == "llama-bpe" else None
+    ) and model.token_spec.stop == (1, 2, 0)
     texts = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": words[4], "unk_token": "<u>"}
     assert model.special_tokens == texts
 
@@ -187,7 +239,10 @@ def test_tokenizers_of_bytes(pre, tmp_path):
 @pytest.mark.parametrize("blank", [True, False])
 def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
     own = small.llama() if blank else small.byte_fallback()
-    words, made = [*small.SPECIAL, *small.BYTES, *small.WORDS], ["".join(pair) for pair in small.MERGES]
+    words, made = (
+        [*small.SPECIAL, *small.BYTES, *small.WORDS],
+        ["".join(pair) for pair in small.MERGES],
+    )
     kinds = [2, 3, 3, 3, *[6] * 256, *[1] * len(small.WORDS)]
     scores = [-float(made.index(word)) if word in made else -99.0 for word in words]
     model = with_words(tmp_path, "llama", words, kinds, scores=scores, add_space_prefix=blank)
@@ -196,7 +251,9 @@ def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
         ids = own.encode(text)
         assert model.tokenizer.encode(text) == ids
         for skip in (True, False):
-            assert model.tokenizer.decode(ids, skip_special=skip) == own.decode(ids, skip_special=skip)
+            assert model.tokenizer.decode(ids, skip_special=skip) == own.decode(
+                ids, skip_special=skip
+            )
 
 
 WORDS = {
@@ -212,10 +269,15 @@ WORDS = {
     ("model", "field"), [("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")]
 )
 def test_fields_of_a_tokenizer_that_are_not_there(model, field, tmp_path):
-    llama, others = make_model("llama"), {name: value for name, value in WORDS.items() if name != field}
+    llama, others = (
+        make_model("llama"),
+        {name: value for name, value in WORDS.items() if name != field},
+    )
     values = metadata(llama, "llama", model=model, **others)
     written(tmp_path / "a.gguf", values, load_file(exported(llama, tmp_path) / WEIGHTS))
-    with pytest.raises(ConvertError, match=rf"a\.gguf .* lacks the field 'tokenizer\.ggml\.{field}"):
+    with pytest.raises(
+        ConvertError, match=rf"a\.gguf .* lacks the field 'tokenizer\.ggml\.{field}"
+    ):
         read(tmp_path / "a.gguf")
     assert read(tmp_path / "a.gguf", words=False).tokenizer is None
 
@@ -228,4 +290,7 @@ def test_scores_are_numbers(tmp_path):
 @pytest.mark.parametrize("rule", [{"pre": "poro-chat"}, {}])
 def test_a_tokenizer_of_another_kind_is_left_out(rule, tmp_path, capsys):
     assert with_words(tmp_path, "gpt2", "abcdef", [1] * 6, **rule).tokenizer is None
-    assert f"has no tokenizer that is read (model gpt2, pre {rule.get('pre')})" in capsys.readouterr().err
+    assert (
+        f"has no tokenizer that is read (model gpt2, pre {rule.get('pre')})"
+        in capsys.readouterr().err
+    )

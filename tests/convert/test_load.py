@@ -42,7 +42,9 @@ def test_an_installation_loads_generates_and_exports(kind, tmp_path):
         pytest.importorskip("setuptools", minversion="77")
         source, place = tmp_path / "source", tmp_path / "site"
         for folder in ("paradec_jax", "convert"):
-            shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+            )
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / file, source)
         build = f"from setuptools import build_meta as b; b.build_{kind}({str(tmp_path)!r})"
@@ -51,7 +53,9 @@ def test_an_installation_loads_generates_and_exports(kind, tmp_path):
     words = [kind, str(place), sysconfig.get_path("purelib"), str(tmp_path / "out")]
     free = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-S", "-P", "-c", PROGRAM, *words]
-    done = subprocess.run(command, cwd=tmp_path, env=free, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=free, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     home, converters = (place, "paradec_jax/convert") if kind == "wheel" else (source, "convert")
     assert done.stdout.splitlines()[-2:] == [
@@ -60,7 +64,9 @@ def test_an_installation_loads_generates_and_exports(kind, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["tiny-recurrent-distilled", "tiny-causal", "tiny-mdlm", "tiny-sdar"])
+@pytest.mark.parametrize(
+    "name", ["tiny-recurrent-distilled", "tiny-causal", "tiny-mdlm", "tiny-sdar"]
+)
 def test_a_hugging_face_folder_loads_as_the_model_that_it_was(name, tmp_path):
     out, want = tmp_path / "out", pd.load(name)
     assert main(["export", name, str(out)]) == 0
@@ -87,7 +93,9 @@ def test_a_name_on_the_hub_is_read_from_its_cache(tmp_path, monkeypatch):
     assert_same(pd.load("org/tiny.1@v2"), pd.load("tiny-jacobi"))
     assert main(["import", "org/tiny.1", str(tmp_path / "model")]) == 0
     for source in ("org/tiny.1@v3", "org/other"):
-        with pytest.raises(pd.StoreError, match=r"no folder org/.*, and the Hugging .*HF_HUB_OFFLINE"):
+        with pytest.raises(
+            pd.StoreError, match=r"no folder org/.*, and the Hugging .*HF_HUB_OFFLINE"
+        ):
             pd.load(source)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(pd.StoreError, match=r"pip install huggingface_hub"):

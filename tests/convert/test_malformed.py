@@ -56,7 +56,8 @@ def change(edited):
 def renamed(old: str, new: str):
     """Damage: other beginnings of names of tensors."""
     return lambda folder: rewrite(
-        folder, lambda t: [t.update({re.sub(f"^{old}", new, name): t.pop(name)}) for name in list(t)]
+        folder,
+        lambda t: [t.update({re.sub(f"^{old}", new, name): t.pop(name)}) for name in list(t)],
     )
 
 
@@ -80,35 +81,83 @@ RULE = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "in
 # How a folder is damaged, a part of the sentence, and the layout where it is not that of Qwen2.
 DAMAGE = {
     "a tensor is missing": (change(lambda t: t.pop(QKV)), f"tensor {QKV} is missing", "huginn"),
-    "a tensor too many": (change(lambda t: t.update(extra=t[QUERY])), "tensor extra in .* is unknown"),
-    "a shape": (change(lambda t: t.update({QUERY: t[QUERY][1:]})), r"has shape \(15, 16\).*\(16, 16\)"),
-    "float64": (change(lambda t: t.update({QUERY: t[QUERY].astype(float)})), "is float64; choose .* dtype"),
-    "integers": (change(lambda t: t.update({QUERY: t[QUERY].astype(np.int8)})), "is I8, but weights must be"),
-    "infinite": (change(lambda t: t[QUERY].fill(np.inf)), "NaN or infinite; allow_nonfinite takes them"),
-    "a tied copy": (change(lambda t: t.update({HEAD: t[EMBEDDING] + 1})), "differs from .*embed_tokens"),
-    "twice": (change(lambda t: t.update({huginn.RAW + QKV: t[QKV]})), f"{QKV} occurs twice", "huginn"),
+    "a tensor too many": (
+        change(lambda t: t.update(extra=t[QUERY])),
+        "tensor extra in .* is unknown",
+    ),
+    "a shape": (
+        change(lambda t: t.update({QUERY: t[QUERY][1:]})),
+        r"has shape \(15, 16\).*\(16, 16\)",
+    ),
+    "float64": (
+        change(lambda t: t.update({QUERY: t[QUERY].astype(float)})),
+        "is float64; choose .* dtype",
+    ),
+    "integers": (
+        change(lambda t: t.update({QUERY: t[QUERY].astype(np.int8)})),
+        "is I8, but weights must be",
+    ),
+    "infinite": (
+        change(lambda t: t[QUERY].fill(np.inf)),
+        "NaN or infinite; allow_nonfinite takes them",
+    ),
+    "a tied copy": (
+        change(lambda t: t.update({HEAD: t[EMBEDDING] + 1})),
+        "differs from .*embed_tokens",
+    ),
+    "twice": (
+        change(lambda t: t.update({huginn.RAW + QKV: t[QKV]})),
+        f"{QKV} occurs twice",
+        "huginn",
+    ),
     "a prefix": (renamed("", "text."), r"is missing from .* it holds text\.", "sdar"),
-    "hidden": (change(lambda t: t.update({f"module.{HEAD}": t[HEAD]})), f"{HEAD} occurs twice", "llama"),
-    "cut": (lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), f"{WEIGHTS} is truncated"),
+    "hidden": (
+        change(lambda t: t.update({f"module.{HEAD}": t[HEAD]})),
+        f"{HEAD} occurs twice",
+        "llama",
+    ),
+    "cut": (
+        lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f),
+        f"{WEIGHTS} is truncated",
+    ),
     "no JSON": (put(CONFIG, "{"), "config.json is not valid JSON"),
     "a list": (put(CONFIG, "[]"), "config.json", "mdlm"),
     "no UTF-8": (put("generation_config.json", b"\xff\xfe"), "generation_config.json"),
     "no config": (lambda f: (f / CONFIG).unlink(), "config.json is missing", "sdar"),
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), "neither model.safetensors nor pytorch_model.bin"),
-    "a pickle": (lambda f: (f / WEIGHTS).rename(f / "model.pt"), "model.pt is a pickle, which is never"),
-    "a pickle inside": (put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))), "not a safetensors file"),
+    "no weights": (
+        lambda f: (f / WEIGHTS).unlink(),
+        "neither model.safetensors nor pytorch_model.bin",
+    ),
+    "a pickle": (
+        lambda f: (f / WEIGHTS).rename(f / "model.pt"),
+        "model.pt is a pickle, which is never",
+    ),
+    "a pickle inside": (
+        put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))),
+        "not a safetensors file",
+    ),
     "no folder": (shutil.rmtree, "there is no model"),
     "index: a tensor": (index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": (index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
-    "index: a shard": (index(**{QKV: "c.safetensors"}), "shard .*c.safetensors is missing", "huginn"),
+    "index: a shard": (
+        index(**{QKV: "c.safetensors"}),
+        "shard .*c.safetensors is missing",
+        "huginn",
+    ),
     "index: nothing": (index(), "no weight_map"),
     "another tokenizer": (
         put("tokenizer.model", ""),
         r"model is not read: save a tokenizer\.json .* --token",
     ),
     "no tokenizer": (put("tokenizer.json", "{}"), "not a tokenizer"),
-    "a pattern": (put("tokenizer.json", json.dumps(json.loads(words(9)) | {"pre_tokenizer": RULE})), "token"),
-    "an id beyond": (put("tokenizer.json", words(300)), "the token id 299, but .* vocabulary ends at 31"),
+    "a pattern": (
+        put("tokenizer.json", json.dumps(json.loads(words(9)) | {"pre_tokenizer": RULE})),
+        "token",
+    ),
+    "an id beyond": (
+        put("tokenizer.json", words(300)),
+        "the token id 299, but .* vocabulary ends at 31",
+    ),
     "a template": (put("chat_template.jinja", "{% for"), "chat_template.jinja: .*"),
 }
 
@@ -146,8 +195,12 @@ def test_a_tokenizer_from_elsewhere(copy, tmp_path, capsys):
     (source / "tokenizer.model").touch()  # passed over where another one is named
     for size in (32, 300):
         (tmp_path / f"{size}.json").write_text(words(size))
-    assert "no tokenizer" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "none.json"))
-    assert "token id 299" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "300.json"))
+    assert "no tokenizer" in fails(
+        capsys, "import", source, "--tokenizer", str(tmp_path / "none.json")
+    )
+    assert "token id 299" in fails(
+        capsys, "import", source, "--tokenizer", str(tmp_path / "300.json")
+    )
     tokenizer = imported(source, "--tokenizer", str(tmp_path / "32.json")).tokenizer
     assert tokenizer is not None and tokenizer.encode("31") == [31]
 
@@ -179,8 +232,14 @@ RECORDINGS = {
     "no ids": ({"input_ids": None}, "array input_ids must hold integers"),
     "ids beyond": ({"input_ids": np.array([[1, 128]])}, "beyond the vocabulary of 128"),
     "no logits": ({"logits_r1": None}, "no array logits, nor logits_r<n>"),
-    "no recurrence": ({"logits_r0": np.zeros((1, 2, 128))}, "of 0 recurrences, but must be of 1 to"),
-    "a shape": ({"logits_r1": np.zeros((1, 2, 99))}, r"of shape \(1, 2, 128\), not float64 \(1, 2, 99\)"),
+    "no recurrence": (
+        {"logits_r0": np.zeros((1, 2, 128))},
+        "of 0 recurrences, but must be of 1 to",
+    ),
+    "a shape": (
+        {"logits_r1": np.zeros((1, 2, 99))},
+        r"of shape \(1, 2, 128\), not float64 \(1, 2, 99\)",
+    ),
     "objects": ({"input_ids": np.array([Harmful()], object)}, "not an .npz file of plain arrays"),
 }
 
@@ -196,7 +255,10 @@ def golden(tmp_path_factory) -> Path:
 def test_recordings_that_are_wrong(name, golden, tmp_path, capsys):
     changes, sentence = RECORDINGS[name]
     arrays = {"input_ids": np.array([[1, 2]]), "logits_r1": np.zeros((1, 2, 128))} | changes
-    np.savez(tmp_path / "logits.npz", **{key: array for key, array in arrays.items() if array is not None})
+    np.savez(
+        tmp_path / "logits.npz",
+        **{key: array for key, array in arrays.items() if array is not None},
+    )
     assert main(["check", str(golden), "--logits", str(tmp_path / "logits.npz")]) == 1
     assert re.search(sentence, capsys.readouterr().err)
 
@@ -204,10 +266,14 @@ def test_recordings_that_are_wrong(name, golden, tmp_path, capsys):
 def test_check(golden, tmp_path, capsys, monkeypatch):
     path = tmp_path / "logits.npz"
     command = ["check", str(golden), "--logits", str(path)]
-    np.savez(path, input_ids=np.array([[1, 2, 3]]), logits=np.zeros((1, 3, 128), np.float32), num_steps=1)
+    np.savez(
+        path, input_ids=np.array([[1, 2, 3]]), logits=np.zeros((1, 3, 128), np.float32), num_steps=1
+    )
     assert main(command) == 1 and "above 5e-05" in capsys.readouterr().out
     assert main([*command, "--tolerance", "1e3"]) == 0
-    np.savez(path, input_ids=np.array([[1, 2, 3]]), logits=np.full((1, 3, 128), np.nan), num_steps=1)
+    np.savez(
+        path, input_ids=np.array([[1, 2, 3]]), logits=np.full((1, 3, 128), np.nan), num_steps=1
+    )
     assert main([*command, "--tolerance", "1e3"]) == 1
     for options, sentence in (
         ([], "exactly one of --logits and --torch"),
@@ -259,7 +325,7 @@ def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch
 
     source = copy("qwen2")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_tensors", full)
+        patch.setattr(store.folder, "write_tensors", full)
         assert "No space left" in fails(capsys, "import", source)
     model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     monkeypatch.setattr(weights, "write_tensors", full)
@@ -294,11 +360,20 @@ def test_killed_converters(kind, folders, tmp_path, record_property):
         if (work / "model").exists():
             store.load(work / "model")
         assert main([*words, "--overwrite"]) == 0 and listed(work) == whole
-    record_property("cluster", {"part": "killed converters", "what": kind.name, "cases": 10, "held": 10})
+    record_property(
+        "cluster", {"part": "killed converters", "what": kind.name, "cases": 10, "held": 10}
+    )
 
 
 def test_the_module_is_a_program(tmp_path):
-    command = [sys.executable, "-m", "convert", "import", str(tmp_path / "none"), str(tmp_path / "model")]
+    command = [
+        sys.executable,
+        "-m",
+        "convert",
+        "import",
+        str(tmp_path / "none"),
+        str(tmp_path / "model"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"paradec: there is no model {tmp_path / 'none'}")
@@ -312,5 +387,7 @@ def test_code_in_place_of_weights(copy, capsys, monkeypatch):
     for name in ("pytorch_model.bin", WEIGHTS):
         (source / WEIGHTS).unlink(missing_ok=True)
         (source / name).write_bytes(pickle.dumps(Harmful()))
-        assert re.search("not a safetensors file|not in PyTorch's zip", fails(capsys, "import", source))
+        assert re.search(
+            "not a safetensors file|not in PyTorch's zip", fails(capsys, "import", source)
+        )
     assert not ran

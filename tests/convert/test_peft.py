@@ -17,8 +17,8 @@ import paradec_jax as pd
 from paradec_jax.cli import main
 from paradec_jax.convert import checkpoint, engine, peft
 from paradec_jax.families import matrix_axes
-from paradec_jax.lora import init_lora, merge
 from paradec_jax.store import StoreError
+from paradec_jax.store.lora import init_lora, merge
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 RANK, SCALE = 3, 2.5
@@ -40,11 +40,15 @@ def written(model: pd.Model, root: Path, params=None) -> Path:
 
 def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     """Weights by the names of the Hugging Face folder."""
-    tensors = engine.export_tree(model.params, checkpoint.BY_FAMILY[model.family].table(model.config))
+    tensors = engine.export_tree(
+        model.params, checkpoint.BY_FAMILY[model.family].table(model.config)
+    )
     return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 
-@pytest.mark.parametrize("name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"]
+)
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     """W + s B A with what the folder holds, of every module: the parameters joined in training, and those loaded."""
     model = make_model(name)
@@ -52,14 +56,21 @@ def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     want = hugging_face(model)
     for key in (key for key in tensors if key.endswith("lora_A.weight")):
-        module = key.removesuffix(".lora_A.weight").removeprefix(peft.HOLDER).removeprefix("backbone.")
+        module = (
+            key.removesuffix(".lora_A.weight").removeprefix(peft.HOLDER).removeprefix("backbone.")
+        )
         kind = module.rpartition(".")[2]
         rank = fields["rank_pattern"].get(kind, fields["r"])
         alpha = fields["alpha_pattern"].get(kind, fields["lora_alpha"])
-        a, b = (tensors[key.replace("lora_A", side)].astype(np.float64) for side in ("lora_A", "lora_B"))
+        a, b = (
+            tensors[key.replace("lora_A", side)].astype(np.float64) for side in ("lora_A", "lora_B")
+        )
         assert {kind, module} & {*fields["target_modules"]} and len(a) == rank
         want[f"{module}.weight"] = want[f"{module}.weight"] + alpha / rank * b @ a
-    assert sum(np.any(want[key] != value) for key, value in hugging_face(model).items()) == len(tensors) // 2
+    assert (
+        sum(np.any(want[key] != value) for key, value in hugging_face(model).items())
+        == len(tensors) // 2
+    )
     joined = dataclasses.replace(model, params=jax.jit(merge)(model.params, drawn(model), SCALE))
     loaded = pd.load(tmp_path / "model", adapter=folder)
     for merged in (joined, loaded):
@@ -101,7 +112,9 @@ def test_training_begins_where_the_model_is(tmp_path):
 
 
 PATTERNS = {"layers.1.self_attn.q_proj": 5 * SCALE * RANK, "q_proj": SCALE}
-EVERY = r"^model\.layers\.0\.mlp\.up_proj$|q_proj|k_proj|v_proj|o_proj|gate_proj|mlp\.up_proj|down_proj"
+EVERY = (
+    r"^model\.layers\.0\.mlp\.up_proj$|q_proj|k_proj|v_proj|o_proj|gate_proj|mlp\.up_proj|down_proj"
+)
 SCALES = [  # fields, and the factor of a change's size
     ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, 1.0),
     ({"alpha_pattern": dict(reversed(PATTERNS.items()))}, 1 / RANK),
@@ -124,13 +137,19 @@ REFUSED = [
     ({"init_lora_weights": "pissa"}, "field init_lora_weights"),
     ({"peft_type": "LOHA"}, "field peft_type"),
     ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
-    ({"r": 4}, r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)"),
+    (
+        {"r": 4},
+        r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)",
+    ),
     ({"rank_pattern": {"(x+)+y": 4}}, "field rank_pattern of .* must hold ends of names"),
     ({"alpha_pattern": [1]}, "field alpha_pattern"),
     ({"alpha_pattern": {"q_proj": "4"}}, "field lora_alpha"),
     ({"lora_alpha": float("nan")}, "NaN is no finite number"),
     ({"lora_alpha": 1e300}, r"not 1e\+300"),
-    ({"lora_alpha": None}, "field lora_alpha of adapter_config.json must be a number above 0, not None"),
+    (
+        {"lora_alpha": None},
+        "field lora_alpha of adapter_config.json must be a number above 0, not None",
+    ),
 ]
 
 
@@ -143,7 +162,9 @@ def test_fields(fields, outcome, tmp_path):
         with pytest.raises(StoreError, match=outcome):
             pd.load(tmp_path / "model", adapter=folder)
         return
-    read, own = (one["layer_1"]["attention"]["q"] for one in (peft.read(folder, model.config), drawn(model)))
+    read, own = (
+        one["layer_1"]["attention"]["q"] for one in (peft.read(folder, model.config), drawn(model))
+    )
     want = outcome * SCALE * own["lora_b"] @ own["lora_a"]
     np.testing.assert_allclose(read["lora_b"] @ read["lora_a"], want, rtol=1e-5, atol=1e-5)
 
@@ -153,7 +174,10 @@ def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
     pd.save(tmp_path / "wide", make_model("llama", width=24))
     pd.save(tmp_path / "flat", make_model("llama", layers=1))
     for name in ("wide", "flat"):
-        assert main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)]) == 1
+        assert (
+            main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)])
+            == 1
+        )
         out, err = capsys.readouterr()
         assert out == "" and "is no adapter of this model" in err and err.count("\n") == 1
     tensors = load_file(path)
@@ -221,10 +245,18 @@ def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_pat
         return theirs
 
     peft.write(tmp_path / "ours", model.config, drawn(model), 0.01, "org/name")
-    changed = theirs_equal_ours(PeftModel.from_pretrained(other(), tmp_path / "ours"), tmp_path / "ours")
+    changed = theirs_equal_ours(
+        PeftModel.from_pretrained(other(), tmp_path / "ours"), tmp_path / "ours"
+    )
     assert np.abs(changed - theirs_equal_ours(other(), None)).max() > 0.1
     torch.manual_seed(0)
-    options = {"target_modules": "all-linear", "rank_pattern": {"q_proj": 2}, "init_lora_weights": False}
-    network = get_peft_model(other(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    options = {
+        "target_modules": "all-linear",
+        "rank_pattern": {"q_proj": 2},
+        "init_lora_weights": False,
+    }
+    network = get_peft_model(
+        other(), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    )
     network.save_pretrained(tmp_path / "theirs")
     theirs_equal_ours(network.eval(), tmp_path / "theirs")

@@ -8,7 +8,17 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from exports import CONFIG, GOLDEN, MODELS, WEIGHTS, assert_same, exported, imported, make_model, recorded
+from exports import (
+    CONFIG,
+    GOLDEN,
+    MODELS,
+    WEIGHTS,
+    assert_same,
+    exported,
+    imported,
+    make_model,
+    recorded,
+)
 from safetensors.numpy import load_file
 
 from paradec_jax import store
@@ -34,7 +44,13 @@ def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
 
 
 # Folders, and fields of their config.json that are not written; None: of a release that has many more.
-QWEN2 = {"attention_dropout", "initializer_range", "max_window_layers", "rope_scaling", "sliding_window"}
+QWEN2 = {
+    "attention_dropout",
+    "initializer_range",
+    "max_window_layers",
+    "rope_scaling",
+    "sliding_window",
+}
 RECORDED = {
     "recurrent_depth": {"transformers_version"},
     "jacobi": QWEN2,
@@ -51,15 +67,21 @@ def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
     model = imported(source)
     assert (model.head is not None) == (name == "head")
     want = load_file(source / WEIGHTS)
-    count = sum(array.size for key, array in want.items() if not key.endswith((huginn.ROPE, mdlm.ROPE)))
-    assert f"imported {count:,} parameters (float32, computing in float32)" in capsys.readouterr().out
+    count = sum(
+        array.size for key, array in want.items() if not key.endswith((huginn.ROPE, mdlm.ROPE))
+    )
+    assert (
+        f"imported {count:,} parameters (float32, computing in float32)" in capsys.readouterr().out
+    )
     got = load_file(exported(model, tmp_path) / WEIGHTS)
     assert got.keys() == want.keys()
     for key, array in want.items():
         assert got[key].dtype == array.dtype
         close = {"atol": 2e-6} if key.endswith((huginn.ROPE, mdlm.ROPE)) else {"rtol": 0}
         np.testing.assert_allclose(got[key], array, err_msg=key, **close)
-    old, new = (json.loads((folder / CONFIG).read_text()) for folder in (source, tmp_path / "exported"))
+    old, new = (
+        json.loads((folder / CONFIG).read_text()) for folder in (source, tmp_path / "exported")
+    )
     shared = (old.keys() & new.keys()) - {"bos_token_id", "use_cache"}
     assert {key: new[key] for key in shared} == {key: old[key] for key in shared}
     if RECORDED[name] is not None:
@@ -75,7 +97,12 @@ LOGITS = {
     "random": ("jacobi", "jacobi/random_logits.npz", None, "3e-4"),
     "overfit": ("jacobi/overfit", "jacobi/overfit_logits.npz", None, "1e-4"),
     "masked": ("masked_diffusion", "masked_diffusion/forward.npz", ("xt", "raw_logits"), "1e-4"),
-    "block": ("block_diffusion", "block_diffusion/forward.npz", ("full_ids", "full_logits"), "2e-4"),
+    "block": (
+        "block_diffusion",
+        "block_diffusion/forward.npz",
+        ("full_ids", "full_logits"),
+        "2e-4",
+    ),
 }
 
 
@@ -91,13 +118,17 @@ def test_recorded_logits(name, tmp_path, capsys):
         with np.load(path, allow_pickle=False) as arrays:
             ids, logits = (arrays[one] for one in names)
         path = tmp_path / "logits.npz"
-        np.savez(path, input_ids=np.atleast_2d(ids), logits=logits.reshape(*np.atleast_2d(ids).shape, -1))
+        np.savez(
+            path, input_ids=np.atleast_2d(ids), logits=logits.reshape(*np.atleast_2d(ids).shape, -1)
+        )
     command = ["check", str(tmp_path / "imported"), "--logits", str(path)]
     capsys.readouterr()
     assert main([*command, "--tolerance", tolerance]) == 0
     lines = capsys.readouterr().out.splitlines()
     want = [f"logits_r{r}" for r in (1, 2, 4, 8)] if name == "recurrent" else ["logits"]
-    assert [line.split(":")[0] for line in lines] == want and all(line.endswith("ok") for line in lines)
+    assert [line.split(":")[0] for line in lines] == want and all(
+        line.endswith("ok") for line in lines
+    )
     assert main([*command, "--tolerance", "1e-9"]) == 1
 
 
@@ -113,25 +144,34 @@ class TestReleases:
         assert (fields["effective_expected_depth"], fields["head_dim"]) == (132, 96)
         assert fields["torch_dtype"] == "bfloat16"
         again = huginn.parse_config(fields).to_dict()
-        assert again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
-        assert sum(map(np.prod, engine.table_shapes(huginn.table(config)).values())) == 3_564_976_800
+        assert (
+            again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
+        )
+        assert (
+            sum(map(np.prod, engine.table_shapes(huginn.table(config)).values())) == 3_564_976_800
+        )
 
     @pytest.mark.parametrize(
         "name",
-        [f"qwen2.5-coder-{size}b" for size in ("0.5", "1.5", "7")] + [f"sdar-{n}b" for n in ("1.7", 4, 8)],
+        [f"qwen2.5-coder-{size}b" for size in ("0.5", "1.5", "7")]
+        + [f"sdar-{n}b" for n in ("1.7", 4, 8)],
     )
     def test_transformers(self, name, tmp_path):
         config, kind = PRESETS[name], name.partition("-")[0].removesuffix(".5")
         fields = qwen2.format_config(config, kind)
         cls = BlockDiffusionConfig if kind == "sdar" else CausalConfig
         again = qwen2.parse_config(fields, cls).to_dict()
-        assert again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
+        assert (
+            again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
+        )
         assert (fields["max_position_embeddings"], fields["torch_dtype"]) == (32_768, "bfloat16")
         shapes = engine.table_shapes(qwen2.table(config))
         if kind == "sdar":
             assert (fields["head_dim"], fields["attention_bias"]) == (128, False)
             assert len(shapes) == 11 * config.layers + 3
-            assert sdar.parse_tokens(tmp_path, fields, config.vocab_size, None, None).mask == 151_669
+            assert (
+                sdar.parse_tokens(tmp_path, fields, config.vocab_size, None, None).mask == 151_669
+            )
         if name == "qwen2.5-coder-7b":
             assert sum(map(np.prod, shapes.values())) == 7_615_616_512
 
@@ -142,7 +182,9 @@ def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
 
     def noted(path):
         def noted(name, tensor):
-            return dataclasses.replace(tensor, read=lambda index: seen.append(name) or tensor.read(index))
+            return dataclasses.replace(
+                tensor, read=lambda index: seen.append(name) or tensor.read(index)
+            )
 
         return {name: noted(name, tensor) for name, tensor in tensors.open_tensors(path).items()}
 

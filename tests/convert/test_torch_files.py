@@ -45,7 +45,9 @@ def tree_of(tensors: dict[str, np.ndarray]) -> dict:
     """What a checkpoint holds: weights, their averages (half of them here), settings, and the state of a run."""
     averages = [tensor(array / 2) for name, array in tensors.items() if name != ROPE]
     return {
-        "state_dict": collections.OrderedDict((name, tensor(array)) for name, array in tensors.items()),
+        "state_dict": collections.OrderedDict(
+            (name, tensor(array)) for name, array in tensors.items()
+        ),
         "ema": {"decay": 0.9999, "num_updates": 12, "shadow_params": averages},
         "hyper_parameters": {"config": settings(nested_fields(GOLDEN)), "tokenizer": Harmful()},
         "callbacks": Harmful(),
@@ -66,7 +68,9 @@ def want() -> store.Model:
 def assert_times(found: store.Model, want: store.Model, factor: float) -> None:
     assert (found.config, found.token_spec) == (want.config, want.token_spec)
     jax.tree.map(
-        lambda a, b: np.testing.assert_array_equal(a, b * np.float32(factor)), found.params, want.params
+        lambda a, b: np.testing.assert_array_equal(a, b * np.float32(factor)),
+        found.params,
+        want.params,
     )
 
 
@@ -75,13 +79,19 @@ class TestLightning:
     def test_weights_are_chosen_by_name(self, source, want, options, factor):
         assert_times(imported(source, *options), want, factor)
 
-    @pytest.mark.parametrize("prefix", ["backbone.", "backbone.backbone.", "backbone._orig_mod.", ""])
+    @pytest.mark.parametrize(
+        "prefix", ["backbone.", "backbone.backbone.", "backbone._orig_mod.", ""]
+    )
     @pytest.mark.parametrize("protocol", [2, 4])
     def test_wrappers_and_protocols(self, tensors, want, tmp_path, prefix, protocol):
         tree = tree_of(tensors)
         state = tree["state_dict"].items()
-        tree["state_dict"] = {name.replace("backbone.", prefix): Parameter(value) for name, value in state}
-        assert_times(imported(write_checkpoint(tmp_path / "a.ckpt", tree, protocol=protocol)), want, 1)
+        tree["state_dict"] = {
+            name.replace("backbone.", prefix): Parameter(value) for name, value in state
+        }
+        assert_times(
+            imported(write_checkpoint(tmp_path / "a.ckpt", tree, protocol=protocol)), want, 1
+        )
 
     def test_sizes_may_lie_beside_the_file(self, tensors, want, tmp_path, capsys):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"hyper_parameters": 3})
@@ -91,7 +101,8 @@ class TestLightning:
         assert_times(imported(source), want, 1)
 
     @pytest.mark.parametrize(
-        "averages", [None, {"shadow_params": [3]}, {"shadow_params": [tensor(np.ones(2, np.float32))] * 29}]
+        "averages",
+        [None, {"shadow_params": [3]}, {"shadow_params": [tensor(np.ones(2, np.float32))] * 29}],
     )
     def test_averages_that_are_wrong(self, tensors, tmp_path, capsys, averages):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"ema": averages})
@@ -125,7 +136,9 @@ CALLS = {  # each would call os.system
 def test_no_opcode_calls_what_it_names(name, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr("os.system", ran.append)
-    with torch_files.Archive(write_checkpoint(tmp_path / "a.ckpt", {}, data_pkl=CALLS[name])) as archive:
+    with torch_files.Archive(
+        write_checkpoint(tmp_path / "a.ckpt", {}, data_pkl=CALLS[name])
+    ) as archive:
         assert isinstance(archive.tree, torch_files.Inert) and not ran
 
 
@@ -150,14 +163,23 @@ def test_views_of_a_storage(tmp_path):
         "half": Tensor(half, 1, (3,), (1,)),
         "past the end": Tensor(shared, 22, (3,), (1,)),
     }
-    with torch_files.Archive(write_checkpoint(tmp_path / "a.ckpt", {"state_dict": tree})) as archive:
+    with torch_files.Archive(
+        write_checkpoint(tmp_path / "a.ckpt", {"state_dict": tree})
+    ) as archive:
         found = torch_files.state_dict(archive, str)
         columns = numbers[2:22].reshape(5, 4).T
         np.testing.assert_array_equal(found.read("columns"), columns)
         np.testing.assert_array_equal(found.tensors["columns"].read(slice(1, 3)), columns[1:3])
         assert found.read("number") == 7 and found.read("nothing").shape == (0, 3)
-        assert found.tensors["half"].dtype == "bfloat16" and found.read("half").tolist() == [1, 2, 3]
-        assert (found.tensors["columns"].shape, found.tensors["columns"].dtype) == ((4, 5), "float32")
+        assert found.tensors["half"].dtype == "bfloat16" and found.read("half").tolist() == [
+            1,
+            2,
+            3,
+        ]
+        assert (found.tensors["columns"].shape, found.tensors["columns"].dtype) == (
+            (4, 5),
+            "float32",
+        )
         with pytest.raises(ConvertError, match=r"not as long as its data.pkl says"):
             found.read("past the end")
 
@@ -215,14 +237,22 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
         (replaced(data_0=None), "lacks data/0, although its data.pkl refers to it"),
         (replaced(byteorder=b"big"), "not little-endian"),
         (
-            lambda path, t: write_checkpoint(path, {"hyper_parameters": tree_of(t)["hyper_parameters"]}),
+            lambda path, t: write_checkpoint(
+                path, {"hyper_parameters": tree_of(t)["hyper_parameters"]}
+            ),
             "has no state_dict",
         ),
         (changed(state_dict=3), "has no table of tensors where its weights should be"),
-        (changed(state_dict={"a": Harmful()}), "holds 'a' among its weights, which is not a named tensor"),
+        (
+            changed(state_dict={"a": Harmful()}),
+            "holds 'a' among its weights, which is not a named tensor",
+        ),
         (edited("output_layer.linear.bias", None), "tensor output_layer.linear.bias is missing"),
         (edited("blocks.0.norm1.weight", np.ones(3, np.float32)), r"norm1.weight has shape \(3,\)"),
-        (edited(mdlm.ROPE, np.ones(8, np.float32)), "inv_freq contradicts rotary positions of base 10000"),
+        (
+            edited(mdlm.ROPE, np.ones(8, np.float32)),
+            "inv_freq contradicts rotary positions of base 10000",
+        ),
     ],
 )
 def test_files_that_are_wrong(tensors, tmp_path, capsys, write, message):
@@ -305,7 +335,11 @@ class TestBuffers:
         rewrite(source, lambda t: t.update(buffers(*places)))
         assert_same(imported(source), make_model(name))
         if name == "mdlm":
-            state = {key: tensor(array) for key, array in load_file(source / WEIGHTS).items() if array.ndim}
+            state = {
+                key: tensor(array)
+                for key, array in load_file(source / WEIGHTS).items()
+                if array.ndim
+            }
             write_checkpoint(source / "last.ckpt", {"state_dict": state})
             assert_same(imported(source / "last.ckpt"), make_model(name))
 

@@ -13,13 +13,14 @@ from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
 import paradec_jax as pd
-from paradec_jax import chat, store
+from paradec_jax import store
 from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
 from paradec_jax.convert.engine import ConvertError
 from paradec_jax.convert.words import begin_of_text
 from paradec_jax.disk.folders import ASSETS
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text import chat
+from paradec_jax.text.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 BEGIN = {"before": "<s> $A", "special": [("<s>", 1)]}
@@ -29,7 +30,9 @@ BOTH = {"before": "<s> $A </s>", "special": [("<s>", 1), ("</s>", 2)]}
 def words(before: str | None = None, special=(), after_bytes: bool = False) -> Tokenizer:
     """Letters, split at blanks; with a post-processor of that template."""
     names = [*SPECIAL, *"abcdefgh"]
-    backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>"))
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(list(SPECIAL))
     steps = [processors.ByteLevel(trim_offsets=False)] if after_bytes else []
@@ -43,7 +46,9 @@ def words(before: str | None = None, special=(), after_bytes: bool = False) -> T
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A model folder without a tokenizer, and what is exported of it."""
-    exported(dataclasses.replace(make_model("qwen2"), token_spec=TokenSpec(stop=(2,), pad=3)), tmp_path)
+    exported(
+        dataclasses.replace(make_model("qwen2"), token_spec=TokenSpec(stop=(2,), pad=3)), tmp_path
+    )
     return tmp_path
 
 
@@ -60,7 +65,12 @@ class TestBeginOfText:
         ("post", "config", "named", "bos"),
         [
             ({}, {}, {}, None),
-            ({}, {"bos_token": "<s>"}, {"config.json": 1}, None),  # named, but no text begins with it
+            (
+                {},
+                {"bos_token": "<s>"},
+                {"config.json": 1},
+                None,
+            ),  # named, but no text begins with it
             ({}, {"add_bos_token": True, "bos_token": "<s>"}, {}, 1),
             (BEGIN, {}, {}, 1),
             (BEGIN | {"after_bytes": True}, {"add_bos_token": True}, {"config.json": 1}, 1),
@@ -75,8 +85,18 @@ class TestBeginOfText:
     @pytest.mark.parametrize(
         ("post", "config", "named", "message"),
         [
-            (BEGIN, {"add_bos_token": False}, {}, r"_config\.json is False, but .*tokenizer\.json begins"),
-            (BEGIN, {}, {"config.json": 2}, r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json"),
+            (
+                BEGIN,
+                {"add_bos_token": False},
+                {},
+                r"_config\.json is False, but .*tokenizer\.json begins",
+            ),
+            (
+                BEGIN,
+                {},
+                {"config.json": 2},
+                r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json",
+            ),
             (
                 {},
                 {"add_bos_token": True, "bos_token": "<z>"},
@@ -99,7 +119,9 @@ class TestBeginOfText:
         assert model.token_spec.bos == 1
 
     @pytest.mark.parametrize("bos", [1, None])
-    @pytest.mark.parametrize("post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}])
+    @pytest.mark.parametrize(
+        "post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}]
+    )
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
         told = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(**post)}
         model = dataclasses.replace(make_model("qwen2"), **told)
@@ -115,12 +137,16 @@ class TestBeginOfText:
     def test_every_kind_of_tokenizer_begins_its_texts(self, tmp_path, kind):
         own = KINDS[kind]()
         model = make_model("qwen2", vocab_size=512)
-        out = exported(dataclasses.replace(model, token_spec=TokenSpec(1, (2,)), tokenizer=own), tmp_path)
+        out = exported(
+            dataclasses.replace(model, token_spec=TokenSpec(1, (2,)), tokenizer=own), tmp_path
+        )
         backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         assert backend.encode("a b").ids == [1, *own.encode("a b")]
 
     def test_a_begin_of_text_that_is_no_token(self, tmp_path, capsys):
-        model = dataclasses.replace(make_model("qwen2"), token_spec=TokenSpec(bos=20), tokenizer=words())
+        model = dataclasses.replace(
+            make_model("qwen2"), token_spec=TokenSpec(bos=20), tokenizer=words()
+        )
         store.save(tmp_path / "model", model)
         assert "the begin-of-text token 20 is none" in fails(capsys, "export", tmp_path / "model")
 
@@ -191,7 +217,10 @@ class TestSpecialTokens:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"bos_token": 5}, r"bos_token of .*tokenizer_config\.json must be a text or an object"),
+            (
+                {"bos_token": 5},
+                r"bos_token of .*tokenizer_config\.json must be a text or an object",
+            ),
             (
                 {"added_tokens_decoder": {"1": {"content": "<pad>"}}},
                 r"token 1 is '<pad>' in .*tokenizer_config\.json .*, but '<s>' in .*tokenizer\.json",
@@ -209,7 +238,12 @@ class TestSpecialTokens:
 
 CAUSAL = [path.name for path in sorted(ASSETS.iterdir()) if path.is_dir()]
 CAUSAL = [name for name in CAUSAL if '"causal"' in (ASSETS / name / "config.json").read_text()]
-PROMPTS = ["Question: Tom has 5 pears.", "Question: Ana has 3 apples.\nAnswer:\n", "To be", " or not"]
+PROMPTS = [
+    "Question: Tom has 5 pears.",
+    "Question: Ana has 3 apples.\nAnswer:\n",
+    "To be",
+    " or not",
+]
 
 
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -230,7 +264,10 @@ def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(nam
     assert len(set(ours.text)) == len(PROMPTS)
     for prompt, text in zip(PROMPTS, ours.text, strict=True):
         ids = read(prompt, return_tensors="pt")
-        assert ids["input_ids"][0].tolist() == [model.token_spec.bos, *model.tokenizer.encode(prompt)]
+        assert ids["input_ids"][0].tolist() == [
+            model.token_spec.bos,
+            *model.tokenizer.encode(prompt),
+        ]
         with torch.no_grad():
             whole = network.generate(**ids, max_new_tokens=24, do_sample=False)[0]
         assert read.decode(whole[ids["input_ids"].shape[1] :], skip_special_tokens=True) == text
@@ -257,4 +294,6 @@ def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
     for text in ("a b", "H\n  a é", "<s>a</s> b"):
         own = [1, *model.tokenizer.encode(text)]
         assert read(text)["input_ids"] == own
-        assert read.decode(own, skip_special_tokens=True) == model.tokenizer.decode(own, skip_special=True)
+        assert read.decode(own, skip_special_tokens=True) == model.tokenizer.decode(
+            own, skip_special=True
+        )

@@ -43,10 +43,16 @@ def test_points_are_the_iterates_of_each_block():
     texts = [STUB.expected(prompt, 30) for prompt in PROMPTS]
     stops = [texts[0][9], texts[1][7], -1]
     assert texts[0].index(stops[0]) == 9 and texts[1].index(stops[1]) == 7, texts
-    request = dataclasses.replace(tiny_request((30, 30, 14)), stop=jnp.array(stops, jnp.int32)[:, None])
+    request = dataclasses.replace(
+        tiny_request((30, 30, 14)), stop=jnp.array(stops, jnp.int32)[:, None]
+    )
     found = collected(request)
     assert [generation.id for generation in found] == [7, 8, 9]
-    assert [len(generation.iterates) for generation in found] == [3, 2, 3]  # the budget cuts the fourth
+    assert [len(generation.iterates) for generation in found] == [
+        3,
+        2,
+        3,
+    ]  # the budget cuts the fourth
     longest = 0
     for i, generation in enumerate(found):
         assert generation.prompt.tolist() == list(PROMPTS[i])
@@ -81,7 +87,11 @@ def test_points_of_winning_candidates():
     alone, found = collected(request), collected(request, pool=2, candidates=4)
     assert sum(map(calls, found)) < sum(map(calls, alone))
     for generation, other, prompt in zip(found, alone, PROMPTS, strict=True):
-        assert generation.fixed.ravel().tolist() == other.fixed.ravel().tolist() == STUB.expected(prompt, 20)
+        assert (
+            generation.fixed.ravel().tolist()
+            == other.fixed.ravel().tolist()
+            == STUB.expected(prompt, 20)
+        )
         for iterates in generation.iterates:
             wrong = iterates != iterates[-1]
             right = np.where(wrong.any(1), wrong.argmax(1), BLOCK)
@@ -96,10 +106,15 @@ def calls(generation) -> int:
 def test_rows_without_a_whole_block_have_none():
     first = STUB.expected(PROMPTS[2], 1)[0]
     request = dataclasses.replace(
-        tiny_request((BLOCK - 1, 2 * BLOCK + 1, 9)), stop=jnp.array([[-1], [-1], [first]], jnp.int32)
+        tiny_request((BLOCK - 1, 2 * BLOCK + 1, 9)),
+        stop=jnp.array([[-1], [-1], [first]], jnp.int32),
     )
     found = collected(request)
-    assert [(len(generation.iterates), generation.length) for generation in found] == [(0, 0), (2, 8), (1, 1)]
+    assert [(len(generation.iterates), generation.length) for generation in found] == [
+        (0, 0),
+        (2, 8),
+        (1, 1),
+    ]
     assert [iterates.tolist() for iterates in found[2].iterates] == [[[first, PAD, PAD, PAD]]]
 
 
@@ -142,5 +157,7 @@ def test_plain_trajectories_are_the_recorded_ones(name):
             iterates, after = trajectory(predict, context, draft)
             recorded = of("points")[of("point_block") == block].tolist()
             # The original program stores a draft that turns out to be right, then the fixed point.
-            assert iterates == without_repetitions(recorded) and after == of("first_tokens")[block + 1]
+            assert (
+                iterates == without_repetitions(recorded) and after == of("first_tokens")[block + 1]
+            )
             context += iterates[-1]

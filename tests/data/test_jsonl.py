@@ -20,7 +20,9 @@ EACH = "{% for m in messages %}{{ m.role[0] + ':' }}"
 PREFIXES = EACH + "{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 MARKS = EACH + "{% if m.role[0] == 'u' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
 MARKS += "{% endgeneration %}{% endif %};{% endfor %}"
-NEITHER = "{% for m in messages %}{{ m.role[0] + m.content if loop.last else m.content }}{% endfor %}"
+NEITHER = (
+    "{% for m in messages %}{{ m.role[0] + m.content if loop.last else m.content }}{% endfor %}"
+)
 TURNS = zip(itertools.cycle(["user", "assistant"]), ["ab", "cd", "e", "f"], strict=False)
 TALK = {"messages": [{"role": role, "content": text} for role, text in TURNS]}
 PAIR = {"prompt": "ab", "response": "cd"}
@@ -28,7 +30,9 @@ PAIR = {"prompt": "ab", "response": "cd"}
 
 def read(folder, *lines, template=None, length=64, stop=">", **options):
     spec = TokenSpec(bos=WORDS.id_of("<"), stop=tuple(map(WORDS.id_of, stop)))
-    model = SimpleNamespace(tokenizer=WORDS, token_spec=spec, chat_template=template, special_tokens={})
+    model = SimpleNamespace(
+        tokenizer=WORDS, token_spec=spec, chat_template=template, special_tokens={}
+    )
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     if texts:
         (folder / "lines.jsonl").write_text("\n".join(texts))
@@ -145,7 +149,9 @@ def test_batches_have_every_example_once_an_epoch(examples, packed):
     fresh.take(lambda count: (count // 2, count))
     for want, part in zip((epochs[0] + epochs[1])[3:], fresh, strict=False):
         assert part.count == len(want["tokens"])
-        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[len(y) // 2 :]), part.rows, want)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_array_equal(x, y[len(y) // 2 :]), part.rows, want
+        )
     with pytest.raises(ValueError, match="begun with another"):
         batches(seed=4).set_state(moved.get_state())
 

@@ -27,7 +27,10 @@ def pairs(folder):
     claim(folder, 4, {})
     for i in range(6):
         drafts = [rng.integers(2, 30, (3, 4)).astype(np.int32) for _ in range(1 + i % 3)]
-        append(folder, [Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts, 4 * len(drafts))])
+        append(
+            folder,
+            [Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts, 4 * len(drafts))],
+        )
     return pair_batches(Trajectories(folder), seed=1, batch_tokens=120, indices=np.arange(6)).make
 
 

@@ -42,9 +42,18 @@ def test_exact_answers():
     assert exact_answers(drawn, texts).all()
     assert exact_answers(drawn, ["", "#### x", *texts[2:]]).sum() == 48
     word = Problem("capital of France?", " Paris\n")  # without a number the whole text counts
-    assert exact_answers([word] * 3, ["Paris", "Paris is", "#### 3"]).tolist() == [True, False, False]
+    assert exact_answers([word] * 3, ["Paris", "Paris is", "#### 3"]).tolist() == [
+        True,
+        False,
+        False,
+    ]
     boxed = Problem("1/2?", r"so \boxed{\frac{1}{2}}.")
-    texts = [r"\boxed{3} \boxed{ \frac{1}{2} }", r"\boxed{\frac{1}{2}} \boxed{2}", r"\boxed{\frac{1}", "1/2"]
+    texts = [
+        r"\boxed{3} \boxed{ \frac{1}{2} }",
+        r"\boxed{\frac{1}{2}} \boxed{2}",
+        r"\boxed{\frac{1}",
+        "1/2",
+    ]
     assert exact_answers([boxed] * 4, texts).tolist() == [True, False, False, False]
 
 
@@ -52,7 +61,9 @@ def test_files(tmp_path):
     path, drawn = tmp_path / "problems.jsonl", word_problems(5, seed=3)
     write_problems(path, [*drawn, Problem("one\u2028two\x85", "a\u2028b\n#### 1")])
     assert read_problems(path) == [*drawn, Problem("one\u2028two\x85", "a\u2028b\n#### 1")]
-    line = json.dumps({"prompt": "one\u2028two", "answer": "a\n#### 1", "steps": 2}, ensure_ascii=False)
+    line = json.dumps(
+        {"prompt": "one\u2028two", "answer": "a\n#### 1", "steps": 2}, ensure_ascii=False
+    )
     path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
     assert read_problems(path) == [Problem("one\u2028two", "a\n#### 1", 2)] * 2
     asked = [{"role": "user", "content": "a"}]
@@ -81,7 +92,10 @@ def test_files(tmp_path):
         ('{"prompt": 1}', "prompt must be a list of objects .* or a string, .* not 1"),
         ('{"prompt": "a", "response": 1}', "or a string, as its answer, not 'a' and 1"),
         ('{"text": "a"}', '"text" must begin with a question'),
-        ('{"prompt": "a"}', "has a prompt without an answer, and the first line has a prompt and an answer"),
+        (
+            '{"prompt": "a"}',
+            "has a prompt without an answer, and the first line has a prompt and an answer",
+        ),
         ('{"prompt": "a", "answer": "#### b"}', "the answer lacks the number after"),
         ('{"messages": ["a"]}', "messages must be a list"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "must begin with a question"),
@@ -100,7 +114,9 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 
 def test_encode_prompts():
     tokenizer, item = build_tokenizer(), word_problems(1)[0]
-    tokens, lengths = encode_prompts(tokenizer, [item, "Ana has 3 apples."], spec=token_spec(), bucket=16)
+    tokens, lengths = encode_prompts(
+        tokenizer, [item, "Ana has 3 apples."], spec=token_spec(), bucket=16
+    )
     assert tokens.dtype == lengths.dtype == np.int32
     assert tokens.shape[1] % 16 == 0 and tokens.shape[1] - lengths.max() < 16
     assert tokens[0, : lengths[0]].tolist() == [1, *tokenizer.encode(item.prompt)]

@@ -15,7 +15,7 @@ from paradec_jax.data.text import (
     read_text,
     windows,
 )
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.text.tokenizer import Tokenizer
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 30
 
@@ -44,7 +44,10 @@ def test_the_end_is_held_out(path):
     text, tokenizer = read_text(path, held_out=0.25)
     assert [len(side) for side in (text.train, text.held_out)] == [1, 1]
     cut = int(len(TEXT) * 0.75)
-    assert tokenizer.decode(text.train[0]) == TEXT[:cut] and tokenizer.decode(text.held_out[0]) == TEXT[cut:]
+    assert (
+        tokenizer.decode(text.train[0]) == TEXT[:cut]
+        and tokenizer.decode(text.held_out[0]) == TEXT[cut:]
+    )
     assert read_text(path, held_out=0.2)[0].digest != text.digest
     assert read_text(path, tokenizer, 0.25)[0].digest == text.digest
     other = character_tokenizer(TEXT + "Z")
@@ -63,7 +66,9 @@ def test_documents(tmp_path):
 
 
 def test_any_tokenizer(path):
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"be": 0, "to": 1, "?": 2}, unk_token="?"))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"be": 0, "to": 1, "?": 2}, unk_token="?")
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     text, tokenizer = read_text(path, Tokenizer(backend))
     assert set(text.train[0]) == {0, 1, 2} and tokenizer.vocab_size == 3

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.data.pairs import MAX_TOKENS, PairBucket, Selection, collate, kept, noise_ratio, pair_batches
+from paradec_jax.data.pairs import (
+    MAX_TOKENS,
+    PairBucket,
+    Selection,
+    collate,
+    kept,
+    noise_ratio,
+    pair_batches,
+)
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, append, claim
 from paradec_jax.families import init_params
 from paradec_jax.losses import cllm_loss, consistency_loss
@@ -22,7 +30,8 @@ def generation(index: int) -> Generation:
     rng = np.random.default_rng(index)
     prompt = rng.integers(2, 30, rng.integers(1, 7)).astype(np.int32)
     blocks = [
-        rng.integers(2, 30, (rng.integers(1, 6), N)).astype(np.int32) for _ in range(rng.integers(1, 5))
+        rng.integers(2, 30, (rng.integers(1, 6), N)).astype(np.int32)
+        for _ in range(rng.integers(1, 5))
     ]
     length = N * len(blocks) - (1 if index % 2 else 0)  # some end before their last block does
     return Generation(100 + index, prompt, blocks, length)
@@ -37,7 +46,12 @@ def folder(tmp_path):
 
 
 def plain(item: Generation) -> tuple:
-    return item.id, item.length, item.prompt.tolist(), [iterates.tolist() for iterates in item.iterates]
+    return (
+        item.id,
+        item.length,
+        item.prompt.tolist(),
+        [iterates.tolist() for iterates in item.iterates],
+    )
 
 
 # Storage
@@ -135,7 +149,12 @@ def test_ratio_and_schedules():
     drawn = Selection(window=3, order="random").targets(100, rng)
     assert set(drawn) == {0, 0.5, 1} and drawn[:3].tolist() != [0, 0.5, 1]
     item = Generation(0, np.ones(1, np.int32), [POINTS] * 50, 50 * N)
-    assert set(Selection(order="uniform").chosen(item, rng)) == {0, 1, 2, 3}  # never the fixed point
+    assert set(Selection(order="uniform").chosen(item, rng)) == {
+        0,
+        1,
+        2,
+        3,
+    }  # never the fixed point
     assert Selection(window=2).chosen(item, rng)[:3].tolist() == [4, 2, 4]
 
 
@@ -148,7 +167,9 @@ def test_filters():
         Generation(2, prompt, [text], N),
         Generation(0, np.ones(MAX_TOKENS - 2 * N + 1, np.int32), [text], N),
     ]
-    assert kept(items).tolist() == [0]  # twelve equal tokens, the first prompt again, one that is too long
+    assert kept(items).tolist() == [
+        0
+    ]  # twelve equal tokens, the first prompt again, one that is too long
     assert kept(items, stop=(5,)).tolist() == [0, 1]  # what follows the stop token is not said
 
 
@@ -171,12 +192,16 @@ def test_an_epoch_shows_every_generation(folder):
         assert data["prompt"].shape == (make.rows(bucket), bucket.prompt)
         for row, count in enumerate(data["pairs"]):
             source = sources[data["clean"][row, :count].tobytes()]
-            np.testing.assert_array_equal(data["prompt"][row, : data["prompt_lengths"][row]], source.prompt)
+            np.testing.assert_array_equal(
+                data["prompt"][row, : data["prompt_lengths"][row]], source.prompt
+            )
             for block, noisy in zip(source.iterates, data["noisy"][row], strict=False):
                 assert noisy.tolist() in block.tolist()
             seen.append(source.id)
     assert set(seen) == set(stored.ids.tolist()) and len(make.buckets) > 1
-    epochs = [[make(k * make.batches + i)["prompt"].tolist() for i in range(make.batches)] for k in (0, 1)]
+    epochs = [
+        [make(k * make.batches + i)["prompt"].tolist() for i in range(make.batches)] for k in (0, 1)
+    ]
     assert epochs[0] != epochs[1]
     chosen = pairs(folder, indices=np.array([2, 5])).make
     prompts = {tuple(row[row > 0]) for i in range(chosen.batches) for row in chosen(i)["prompt"]}
@@ -186,7 +211,11 @@ def test_an_epoch_shows_every_generation(folder):
 def test_batches_say_where_their_padding_is():
     """By the length of the text, whatever token fills it up: here one that the text has too."""
     item = Generation(0, np.ones(1, np.int32), [np.full((2, N), 5, np.int32)] * 3, 2 * N + 1)
-    for one, count, ends in (item, 4, [4, 4, 1, 0]), (item.alone(1), 1, [4]), (item.alone(2), 1, [1]):
+    for one, count, ends in (
+        (item, 4, [4, 4, 1, 0]),
+        (item.alone(1), 1, [4]),
+        (item.alone(2), 1, [1]),
+    ):
         batch = collate([(one, np.zeros(len(one.iterates), int))], PairBucket(9, count))
         wanted = (np.arange(N) < np.asarray(ends)[:, None])[None]
         assert (batch["noisy_real"] == wanted).all() and (batch["clean_real"] == wanted).all()
@@ -212,5 +241,7 @@ def test_losses_read_the_batches(folder, alone):
     assert len(data.items) == (Trajectories(folder).block_counts.sum() if alone else 10)
     assert not alone or data(0)["noisy"].shape[1:] == (1, N)
     loss = (cllm_loss if alone else consistency_loss)(network, spec)
-    value, terms = jax.jit(loss)(init_params(config, jax.random.key(0)), None, data(0), jax.random.key(0))
+    value, terms = jax.jit(loss)(
+        init_params(config, jax.random.key(0)), None, data(0), jax.random.key(0)
+    )
     assert np.isfinite(float(value)) and float(terms["ar"]) > 1 and float(terms["consistency"]) > 0

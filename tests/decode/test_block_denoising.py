@@ -48,16 +48,26 @@ def taken(rule: str, knobs: dict[str, Any], stub: StubDenoiser, masked: int, ste
     if rule == "threshold":
         return max(sum(c >= knobs["threshold"] for c in sure), 1)
     if rule == "factor":
-        passing = [rank == 1 or c >= 1 - knobs["factor"] / (rank + 1) for rank, c in enumerate(sure, 1)]
+        passing = [
+            rank == 1 or c >= 1 - knobs["factor"] / (rank + 1) for rank, c in enumerate(sure, 1)
+        ]
         return next((i for i, passes in enumerate(passing) if not passes), masked)
     if rule == "entropy":
-        below = [total < knobs["entropy"] for total in itertools.accumulate(entropies(stub, masked))]
+        below = [
+            total < knobs["entropy"] for total in itertools.accumulate(entropies(stub, masked))
+        ]
         return max(sum(below), 1)
     return quota
 
 
 def simulated(
-    rule: str, knobs: dict[str, Any], stub: StubDenoiser, prompt: int, new: int, rides: bool, opens: bool
+    rule: str,
+    knobs: dict[str, Any],
+    stub: StubDenoiser,
+    prompt: int,
+    new: int,
+    rides: bool,
+    opens: bool,
 ) -> tuple[int, int]:
     """Calls and positions of a row."""
     block, length, limit = stub.block, prompt, prompt + new
@@ -97,7 +107,9 @@ FUSIONS = [(True, True), slow(False, False), slow(True, False), slow(False, True
 @pytest.mark.parametrize("name", CASES)
 def test_calls_are_those_of_the_simulation(name, rides, opens):
     rule, knobs = CASES[name]
-    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule=rule, fuse_store=rides, fuse_prompt=opens)
+    decoder = decode.BlockDenoising(
+        STUB, SIZE, SPEC, rule=rule, fuse_store=rides, fuse_prompt=opens
+    )
     prompts = (*PROMPTS, (1, 2, 3, 4), (5,) * 9)
     request = tiny_request((NEW, 3, NEW, 8, 1), prompts=prompts)
     result = decode.run(decoder, None, request, decoder.Knobs(**knobs))
@@ -117,7 +129,9 @@ def test_infos_say_what_a_call_did(alignment):
     """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores of their own."""
     stub = dataclasses.replace(STUB, alignment=alignment)
     spec = dataclasses.replace(SPEC, alignment=alignment)
-    decoder = decode.BlockDenoising(stub, SIZE, spec, rule="static", fuse_store=False, fuse_prompt=False)
+    decoder = decode.BlockDenoising(
+        stub, SIZE, spec, rule="static", fuse_store=False, fuse_prompt=False
+    )
     request = tiny_request(5, prompts=((3, 1, 4, 1, 5, 9), (2, 7)))
     _, info = decode.trace(decoder, None, request, decoder.Knobs(steps=2), n=6)
     info = jax.tree.map(np.asarray, info)
@@ -126,16 +140,22 @@ def test_infos_say_what_a_call_did(alignment):
     assert info.reads[:4, 0].tolist() == [True, False, True, True]
     assert info.step[[0, 2, 3], 0].tolist() == [0, 0, 1]
     shown = [info.where[i, 0].nonzero()[0].tolist() for i in range(6)]
-    assert shown == [[2, 3], [], [0, 1], [2, 3], [], []] and info.where[0, 1].nonzero()[0].tolist() == [2, 3]
+    assert shown == [[2, 3], [], [0, 1], [2, 3], [], []] and info.where[0, 1].nonzero()[
+        0
+    ].tolist() == [2, 3]
     hidden = jnp.asarray(info.hidden[0])
-    np.testing.assert_array_equal(stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:])
+    np.testing.assert_array_equal(
+        stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:]
+    )
 
 
 @pytest.mark.slow
 def test_a_cached_block_is_one_read_in_a_whole_text():
     """What a step reads of its block behind the cache is what a call on the whole text reads there."""
     network, params = tiny_blocks(), tiny_blocks_params(1)
-    decoder = decode.BlockDenoising(network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static")
+    decoder = decode.BlockDenoising(
+        network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static"
+    )
     request = tiny_request(14, prompts=((3, 1, 4, 1, 5),))
     _, (tokens, info) = decode.trace(
         decoder, params, request, decoder.Knobs(steps=2), n=7, record=canvas_and_info
@@ -167,9 +187,13 @@ def test_holes_are_filled_block_by_block():
             known[: start + 4] = STUB.expected(known[: start + 4])
         want.append(known)
     for rides, opens in itertools.product((True, False), repeat=2):
-        decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens)
+        decoder = decode.BlockDenoising(
+            STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens
+        )
         result = decode.run(decoder, None, request)
-        found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
+        found = [
+            row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)
+        ]
         assert found == want
         assert result.generated.tolist() == [text.count(None) for text in texts]
 
@@ -179,7 +203,9 @@ def test_holes_are_filled_block_by_block():
 
 def test_jetengine_falls_back_to_the_left():
     """With a token given in the middle of a block, its neighbours are the surest."""
-    request = decode.make_request([[0, 0, 3, 0]], given=[[False, False, True, False]], max_new_tokens=0)
+    request = decode.make_request(
+        [[0, 0, 3, 0]], given=[[False, False, True, False]], max_new_tokens=0
+    )
     shown = {}
     for program in ("evaluation", "jetengine"):
         decoder = ReleasedDenoising(STUB, 8, SPEC, program=program, rule="dynamic")

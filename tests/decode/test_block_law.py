@@ -26,7 +26,9 @@ from paradec_jax.decode.machine.rows import begin
 def deciding(rule: str, vocab: int = 11, **options: Any) -> Any:
     """A decoder whose last token is the mask."""
     spec = TokenSpec(mask=vocab - 1, alignment="own")
-    return decode.BlockDenoising(StubDenoiser(vocab_size=vocab, block=4), 8, spec, rule=rule, **options)
+    return decode.BlockDenoising(
+        StubDenoiser(vocab_size=vocab, block=4), 8, spec, rule=rule, **options
+    )
 
 
 def chosen(decoder, logits, masked, at, step, keys, knobs):
@@ -49,7 +51,9 @@ def test_a_choice_depends_on_state_step_and_keys_alone(rule):
     assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
     for i in range(3):
         alone = choose(*(x[i : i + 1] for x in (logits, masked, at, step, keys)), knobs)
-        assert (alone.where[0] == whole.where[i]).all() and (alone.tokens[0] == whole.tokens[i]).all()
+        assert (alone.where[0] == whole.where[i]).all() and (
+            alone.tokens[0] == whole.tokens[i]
+        ).all()
         np.testing.assert_allclose(alone.scores[0], whole.scores[i], rtol=1e-6)
     later = choose(logits, masked, at, step + 1, keys, knobs)
     assert (later.tokens != whole.tokens).any()
@@ -77,7 +81,8 @@ ASKED = [(rule, confidence) for rule in rules.RULES for confidence in (None, *SH
 
 
 @pytest.mark.parametrize(
-    ("rule", "confidence"), [case if case[0] == "threshold" or not case[1] else slow(*case) for case in ASKED]
+    ("rule", "confidence"),
+    [case if case[0] == "threshold" or not case[1] else slow(*case) for case in ASKED],
 )
 def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule, confidence):
     """Fast-dLLM scores the raw softmax, SDAR and JetEngine the tempered one, before truncation."""
@@ -108,7 +113,9 @@ def test_the_mask_has_its_share_and_is_never_drawn():
     keys = jax.random.split(jax.random.key(0), 1)
     for temperature in (0.0, 0.5, 2.0):
         knobs = rules.DenoisingKnobs(temperature=temperature, top_k=1)
-        choice = chosen(deciding("static", 4), logits, jnp.ones((1, 1), bool), zero, zero, keys, knobs)
+        choice = chosen(
+            deciding("static", 4), logits, jnp.ones((1, 1), bool), zero, zero, keys, knobs
+        )
         want = jax.nn.softmax(logits / (temperature or 1.0))[0, 0, 0]
         assert choice.tokens.tolist() == [[0]], "the mask is the most probable one"
         assert choice.scores[0, 0] == pytest.approx(float(want), rel=1e-6)
@@ -127,8 +134,12 @@ def texts(draws: int, network: JointBlocks = JOINT, given: int = 0, **options: A
     spec = dataclasses.replace(OWN, alignment=network.alignment)
     decoder = decode.BlockDenoising(network, 4, spec, **options)
     keys = jax.random.split(jax.random.key(11), draws)
-    request = decode.make_request(np.zeros((draws, given), int), max_new_tokens=4 - given, keys=keys)
-    return np.asarray(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, **knobs)).tokens)
+    request = decode.make_request(
+        np.zeros((draws, given), int), max_new_tokens=4 - given, keys=keys
+    )
+    return np.asarray(
+        decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, **knobs)).tokens
+    )
 
 
 def in_parallel(joint: JointBlocks) -> np.ndarray:
@@ -168,7 +179,9 @@ def test_where_logits_are_about_the_next_position_the_order_matters():
     random, the first one is drawn as if it had not.
     """
     network, start = dataclasses.replace(JOINT, alignment="next"), JOINT.texts[:, 0] == 0
-    joint, apart = (np.where(start, law, 0.0) / law[start].sum() for law in (JOINT.law, in_parallel(JOINT)))
+    joint, apart = (
+        np.where(start, law, 0.0) / law[start].sum() for law in (JOINT.law, in_parallel(JOINT))
+    )
     found = texts(20_000, network, given=1, rule="sequential")
     assert excess(found, joint, 3) < 4 and excess(found, apart, 3) > 20
     # The first block has one symbol to reveal: beside what was given, both laws agree there.

@@ -47,7 +47,9 @@ def test_every_leaf_is_that_of_plain_python(stub, options, spawn):
     )
     commits, saved = np.asarray(commits), 0
     for i, prompt in enumerate(PROMPTS):
-        plain = plain_row({**options, **({} if spawn is None else {"spawn": spawn})}, stub, i, seed=3)
+        plain = plain_row(
+            {**options, **({} if spawn is None else {"spawn": spawn})}, stub, i, seed=3
+        )
         for step in range(LONG):
             before = len(plain.text)
             plain.step()
@@ -58,7 +60,11 @@ def test_every_leaf_is_that_of_plain_python(stub, options, spawn):
             assert commits[step, i] == len(plain.text) - before
         assert (states.rows.length[step:, i] == len(prompt) + LONG).all()
         assert (plain.calls, plain.positions) == (result.network_calls[i], result.positions[i])
-        assert result.completions()[i] == plain.text[len(prompt) :][:LONG] == stub.expected(prompt, LONG)
+        assert (
+            result.completions()[i]
+            == plain.text[len(prompt) :][:LONG]
+            == stub.expected(prompt, LONG)
+        )
         saved += LONG - plain.calls
     assert saved > 0
 
@@ -66,7 +72,11 @@ def test_every_leaf_is_that_of_plain_python(stub, options, spawn):
 def same_leaves(state, plain, uniforms) -> None:
     """A row's state after a call, and that of the plain program; what it does not use is empty or a repetition."""
     length, rows = len(plain.text), state.rows
-    assert (rows.length, rows.reason, rows.tokens[:length].tolist()) == (length, Reason.RUNNING, plain.text)
+    assert (rows.length, rows.reason, rows.tokens[:length].tolist()) == (
+        length,
+        Reason.RUNNING,
+        plain.text,
+    )
     assert rows.counts == {"network_calls": plain.calls, "positions": plain.positions}
     assert state.cache.tokens[: length - 1].tolist() == plain.text[:-1]
     assert state.cache.positions[: length - 1].tolist() == list(range(length - 1))
@@ -84,7 +94,9 @@ def same_leaves(state, plain, uniforms) -> None:
 
 def ends(length, old, agrees, at, spawn=None, **sizes) -> list[int]:
     """`next_end` of rows with prompts of 3 tokens."""
-    length, old, at = (jnp.broadcast_to(jnp.asarray(x, jnp.int32), len(length)) for x in (length, old, at))
+    length, old, at = (
+        jnp.broadcast_to(jnp.asarray(x, jnp.int32), len(length)) for x in (length, old, at)
+    )
     request = decode.make_request([[1, 2, 3]] * len(length), max_new_tokens=99)
     rows = dataclasses.replace(machine.begin(request, 110, 0), length=length)
     decoder = decode.Jacobi(**sizes)
@@ -114,7 +126,11 @@ def test_blocks_in_flight_are_spawned_one_by_one():
     assert spawned([4] * 5, 7, [0, 1, 2, 3, 4], 0.5, **sizes) == [7, 7, 11, 11, 11]
     assert spawned([4] * 5, 7, [0, 1, 2, 3, 4], 1.0, **sizes) == [7, 7, 7, 7, 11]
     assert spawned([4] * 2, 15, [0, 4], 0.5, **sizes) == [15, 15]  # all are in flight
-    assert spawned([8] * 3, [7, 11, 15], 0, 0.5, **sizes) == [11, 11, 15]  # none, one, two were in flight
+    assert spawned([8] * 3, [7, 11, 15], 0, 0.5, **sizes) == [
+        11,
+        11,
+        15,
+    ]  # none, one, two were in flight
     assert spawned([4, 8], [3, 3], 0, 0.0, **sizes) == [15, 19]  # all, from the start
 
 
@@ -130,7 +146,9 @@ def test_the_newest_block_counts_committed_tokens_and_the_guesses_that_agree_aft
     def agreed(end: int) -> list[int]:
         """How many quarters of the block are enough to spawn the next one."""
         inside = np.pad(agrees & (5 + np.arange(6) < end), ((0, 0), (0, 5)))
-        found = [ends([6] * 3, end, inside, 4, spawn=k / 4, block=4, blocks=3) for k in (1, 2, 3, 4)]
+        found = [
+            ends([6] * 3, end, inside, 4, spawn=k / 4, block=4, blocks=3) for k in (1, 2, 3, 4)
+        ]
         return (np.array(found) > end).sum(axis=0).tolist()
 
     assert (agreed(7), agreed(11)) == ([4, 3, 2], [1, 2, 0])

@@ -33,7 +33,12 @@ WRONG = [
     (decode.Wavefront, "momentum", np.array([0.1, np.nan]), f"momentum {NUMBER}, not "),
     (decode.Wavefront, "max_recurrence", np.inf, f"max_recurrence {WHOLE} or None, not inf"),
     (decode.Masked, "grid", 0.5, f"grid must be linear or cosine or {WHOLE[8:]} or None, not 0.5"),
-    (decode.Masked, "grid", "square", "grid must be linear or cosine or an array of times, not 'square'"),
+    (
+        decode.Masked,
+        "grid",
+        "square",
+        "grid must be linear or cosine or an array of times, not 'square'",
+    ),
     (decode.SoftMasked, "token_temperature", 1e-46, "token_temperature must be above 0, not 1e-46"),
 ]
 
@@ -54,7 +59,16 @@ class QuotedKnobs(SamplingKnobs):
 
 
 def test_numbers_have_the_type_of_their_field():
-    for number in (1, True, 1.0, np.int64(1), np.float64(1), np.asarray(1), jnp.int32(1), jnp.bfloat16(1)):
+    for number in (
+        1,
+        True,
+        1.0,
+        np.int64(1),
+        np.float64(1),
+        np.asarray(1),
+        jnp.int32(1),
+        jnp.bfloat16(1),
+    ):
         knobs = as_arrays(QuotedKnobs(temperature=number, share=number))
         for x in (knobs.temperature, knobs.share):
             assert (x.dtype, x.shape, x.weak_type) == (np.float32, (), False)
@@ -67,8 +81,14 @@ def test_numbers_have_the_type_of_their_field():
 
 def test_numbers_of_float64_stay_where_they_are_allowed():
     with jax.enable_x64(True):
-        knobs = as_arrays(SamplingKnobs(temperature=np.float64(0.1), top_p=0.1, min_p=jnp.float64(0.1)))
-        assert [x.dtype for x in (knobs.temperature, knobs.top_p, knobs.min_p)] == ["f8", "f4", "f8"]
+        knobs = as_arrays(
+            SamplingKnobs(temperature=np.float64(0.1), top_p=0.1, min_p=jnp.float64(0.1))
+        )
+        assert [x.dtype for x in (knobs.temperature, knobs.top_p, knobs.min_p)] == [
+            "f8",
+            "f4",
+            "f8",
+        ]
     assert as_arrays(SamplingKnobs(temperature=np.float64(0.1))).temperature.dtype == "f4"
 
 

@@ -51,7 +51,10 @@ def test_a_text_is_read_from_its_start(width):
 
 @pytest.mark.parametrize(
     ("options", "fewer"),
-    [({"level": 3, "window": 4, "guesses": 2}, True), ({"level": 5, "window": 1, "guesses": 3}, False)],
+    [
+        ({"level": 3, "window": 4, "guesses": 2}, True),
+        ({"level": 5, "window": 1, "guesses": 3}, False),
+    ],
 )
 def test_calls_are_those_of_lists(options, fewer):
     """With more levels than columns too, where the window is largest before it is full."""
@@ -67,7 +70,9 @@ def test_calls_are_those_of_lists(options, fewer):
 def test_a_recorded_window_takes_the_place_of_the_keys():
     network, window = StubCausal(), jnp.array([2, 7, 1, 8])
     decoder = decode.Lookahead(network, 26, level=4, window=3)
-    state, _ = next(decode.stream(decoder, None, tiny_request(4, recorded=RecordedLookahead(window=window))))
+    state, _ = next(
+        decode.stream(decoder, None, tiny_request(4, recorded=RecordedLookahead(window=window)))
+    )
     # The prompt's call has read level 0, moved it one column on and given level 1.
     assert state.levels.tokens[:, 0, 1:4].tolist() == [window[1:].tolist()] * len(PROMPTS)
     assert decoder.drafts(state).tolist() == [[*window[1:].tolist(), -1]] * len(PROMPTS)

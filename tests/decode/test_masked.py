@@ -38,12 +38,16 @@ def spec(network: Any) -> TokenSpec:
     return TokenSpec(mask=network.mask, alignment="own")
 
 
-def texts(decoder: Any, text: tuple[int | None, ...], knobs: Any, size: int | None = None) -> np.ndarray:
+def texts(
+    decoder: Any, text: tuple[int | None, ...], knobs: Any, size: int | None = None
+) -> np.ndarray:
     """`DRAWS` texts around the given tokens of one, [draws, L], from a buffer of `size` positions."""
     given = [token is not HOLE for token in text]
     rows = np.tile([token or 0 for token in text], (DRAWS, 1))
     if any(given):
-        request = decode.make_request(rows, given=np.tile(given, (DRAWS, 1)), max_new_tokens=0, keys=KEYS)
+        request = decode.make_request(
+            rows, given=np.tile(given, (DRAWS, 1)), max_new_tokens=0, keys=KEYS
+        )
     else:
         request = decode.make_request(np.zeros((DRAWS, 0)), max_new_tokens=len(text), keys=KEYS)
     decoder = decoder.bind(decoder.network, size or len(text), spec(decoder.network))
@@ -98,7 +102,12 @@ LAWS = {  # decoder, knobs, given tokens, probabilities of the calls
     "infilled": (decode.Masked(JOINT), {"steps": 2}, AROUND, linear(2)),
     "released": (replicas.ReleasedMasked(JOINT, steps=3, sampler="ancestral"), {}, FREE, linear(3)),
     "released-cached": (replicas.ReleasedMasked(JOINT, steps=2), {}, AROUND, linear(2)),
-    "released-analytic": (replicas.ReleasedMasked(JOINT, steps=2, sampler="analytic"), {}, FREE, linear(2)),
+    "released-analytic": (
+        replicas.ReleasedMasked(JOINT, steps=2, sampler="analytic"),
+        {},
+        FREE,
+        linear(2),
+    ),
 }
 
 
@@ -157,12 +166,16 @@ def sums(order: str) -> Any:
     decoder = decode.Masked(network, 9, spec(network), order=order)
     rows = SUMS if order in ("random", "single") else SUMS // 8
     request = decode.make_request(np.zeros((rows, 0)), max_new_tokens=9, keys=KEYS[:rows])
-    return lambda **knobs: np.asarray(decode.run(decoder, None, request, decoder.Knobs(**knobs)).tokens)
+    return lambda **knobs: np.asarray(
+        decode.run(decoder, None, request, decoder.Knobs(**knobs)).tokens
+    )
 
 
 @pytest.mark.slow
 def test_sums_are_right_the_more_often_the_more_steps_there_are():
-    found = {steps: 100 * SumDenoiser().valid(sums("random")(steps=steps)).mean() for steps in VALID}
+    found = {
+        steps: 100 * SumDenoiser().valid(sums("random")(steps=steps)).mean() for steps in VALID
+    }
     assert found == pytest.approx(VALID, abs=1.5)
 
 
@@ -192,7 +205,9 @@ def test_a_batch_takes_its_longest_rows_groups():
     drawn = np.asarray(partition.linear(words, 16))
     want = [len(np.unique(row[:n])) for row, n in zip(drawn, (40, 10, 25, 1), strict=True)]
     assert result.network_calls.tolist() == want
-    assert result.positions.tolist() == [calls * n for calls, n in zip(want, (40, 10, 25, 1), strict=True)]
+    assert result.positions.tolist() == [
+        calls * n for calls, n in zip(want, (40, 10, 25, 1), strict=True)
+    ]
     where = np.asarray(infos.where)
     assert (where.any(axis=2).sum(axis=0) == want).all() and (where.sum(axis=0) <= 1).all()
     for row, length in enumerate((40, 10, 25, 1)):
@@ -265,7 +280,9 @@ def test_many_steps_lose_no_rare_token():
     decoder = decode.Masked(network, 2, spec(network), chunk=1)
     # The first of 1,024 steps that reveals anything, in many texts.
     request = decode.make_request(np.zeros((320, 0)), max_new_tokens=2, keys=KEYS[:320])
-    _, first = decode.trace(decoder, None, request, decoder.Knobs(steps=1_024), n=1, record=canvas_of)
+    _, first = decode.trace(
+        decoder, None, request, decoder.Knobs(steps=1_024), n=1, record=canvas_of
+    )
     surprise = -np.log(law[np.asarray(first)[first < network.mask]])
     assert len(surprise) >= 320
     error = surprise.std() / math.sqrt(len(surprise))
@@ -330,7 +347,11 @@ def test_what_is_drawn_at_a_position_does_not_depend_on_the_chunk():
     request = decode.make_request([[3], []], max_new_tokens=[11, 12])
     results = [
         listed(
-            decode.run(decode.Masked(network, 12, spec(network), chunk=chunk, bounded=bounded), None, request)
+            decode.run(
+                decode.Masked(network, 12, spec(network), chunk=chunk, bounded=bounded),
+                None,
+                request,
+            )
         )
         for chunk, bounded in ((1, False), (64, False), (5, True))
     ]
@@ -353,7 +374,9 @@ class CountedDenoiser(StubDenoiser):
 def test_the_output_matrix_meets_what_may_be_revealed_a_few_positions_at_a_time(order):
     """Of the fullest row what it reveals, or what is masked where the surest are looked for."""
     network = CountedDenoiser(max_length=64)
-    decoder = decode.Masked(network, 40, TokenSpec(mask=network.mask, alignment="own"), chunk=3, order=order)
+    decoder = decode.Masked(
+        network, 40, TokenSpec(mask=network.mask, alignment="own"), chunk=3, order=order
+    )
     request = decode.make_request(np.zeros((4, 0)), max_new_tokens=[40, 10, 25, 1], seed=5)
     READ.clear()
     _, infos = decode.trace(decoder, None, request, decoder.Knobs(steps=16), n=20)

@@ -71,7 +71,11 @@ def wave() -> Wave:
     slots = jnp.arange(10).reshape(2, 5)
     states = 1.0 + slots[..., None]
     return Wave(
-        10 + slots, states, 100 + states, jnp.array([[6, 4, 2, 0, 0], [8, 6, 4, 2, 0]]), jnp.array([3, 4])
+        10 + slots,
+        states,
+        100 + states,
+        jnp.array([[6, 4, 2, 0, 0], [8, 6, 4, 2, 0]]),
+        jnp.array([3, 4]),
     )
 
 
@@ -97,7 +101,10 @@ def test_a_wave_moves_on_and_opens(warm):
     # Without warm starts a slot starts again where its token has changed, or one before it.
     want = [[3, -1, -1, -1, -1], [7, 8, 9, -1, -1] if warm else [7, -1, -1, -1, -1]]
     assert moved.wave.states[..., 0].tolist() == want
-    assert moved.wave.recurrences.tolist() == [[2, 0, 0, 0, 0], [6, 4, 2, 0, 0] if warm else [6, 0, 0, 0, 0]]
+    assert moved.wave.recurrences.tolist() == [
+        [2, 0, 0, 0, 0],
+        [6, 4, 2, 0, 0] if warm else [6, 0, 0, 0, 0],
+    ]
 
 
 def test_a_wave_says_which_slots_were_computed_from_what_is_predicted():

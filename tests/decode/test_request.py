@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from stubs import StubCausal
 
-from paradec_jax.decode import AutoRegressive, RecordedDraws, make_request, rollout, run, serve, stream, trace
+from paradec_jax.decode import (
+    AutoRegressive,
+    RecordedDraws,
+    make_request,
+    rollout,
+    run,
+    serve,
+    stream,
+    trace,
+)
 from paradec_jax.generate import row_keys
 
 
@@ -21,7 +30,9 @@ def test_lists_are_padded_on_the_right():
 
 
 def test_holes_are_kept_and_their_absence_is_none():
-    holes = make_request([[3, 0, 4], [1, 5]], given=[[True, False, True], [True, True]], max_new_tokens=1)
+    holes = make_request(
+        [[3, 0, 4], [1, 5]], given=[[True, False, True], [True, True]], max_new_tokens=1
+    )
     assert holes.given.tolist() == [[True, False, True], [True, True, False]]
     whole = np.ones((2, 3), bool)
     assert make_request(np.ones((2, 3), int), given=whole, max_new_tokens=1).given is None
@@ -102,7 +113,13 @@ def test_token_ids_are_whole_numbers(text):
 )
 def test_token_ids_are_of_the_vocabulary(change, message):
     request = make_request(**{"tokens": [[3, 1]], "max_new_tokens": 2} | change)
-    drivers = run, serve, partial(trace, n=2), partial(rollout, n=2), lambda *given: next(stream(*given))
+    drivers = (
+        run,
+        serve,
+        partial(trace, n=2),
+        partial(rollout, n=2),
+        lambda *given: next(stream(*given)),
+    )
     for drive in drivers:
         with pytest.raises(ValueError, match=message):
             drive(AutoRegressive(StubCausal(), 8), None, request)
@@ -127,19 +144,27 @@ def test_some_rows_of_a_request():
     recorded = RecordedDraws(uniforms=jnp.arange(4.0))
     given = [[True, False], [True, True], [False, True]]
     request = make_request(
-        [[1, 2], [3, 4], [5, 6]], given=given, max_new_tokens=[0, 1, 2], stop=(7,), recorded=recorded
+        [[1, 2], [3, 4], [5, 6]],
+        given=given,
+        max_new_tokens=[0, 1, 2],
+        stop=(7,),
+        recorded=recorded,
     )
     taken = request.take([2, 0])
     assert taken.batch == 2
     assert taken.tokens.tolist() == [[5, 6], [1, 2]] and taken.budgets.tolist() == [2, 0]
     assert taken.given.tolist() == [given[2], given[0]]
-    assert (jax.random.key_data(taken.keys) == jax.random.key_data(request.keys)[np.array([2, 0])]).all()
+    assert (
+        jax.random.key_data(taken.keys) == jax.random.key_data(request.keys)[np.array([2, 0])]
+    ).all()
     assert taken.recorded.uniforms is recorded.uniforms  # one record for all rows
 
 
 def test_keys_are_of_seed_and_row():
     def data(**options):
-        return jax.random.key_data(make_request([[1]] * 3, max_new_tokens=1, **options).keys).tolist()
+        return jax.random.key_data(
+            make_request([[1]] * 3, max_new_tokens=1, **options).keys
+        ).tolist()
 
     keys = data(seed=4)
     assert len({tuple(key) for key in keys}) == 3 and keys != data() and keys == data(seed=4)

@@ -23,14 +23,20 @@ REAL = TokenSpec(mask=31, alignment="own")
 
 
 def run(
-    kind: type, head: Any, knobs: dict[str, Any] | None = None, budgets: Any = BUDGETS, **options: Any
+    kind: type,
+    head: Any,
+    knobs: dict[str, Any] | None = None,
+    budgets: Any = BUDGETS,
+    **options: Any,
 ) -> Any:
     alignment = options.pop("alignment", "own")
     stub, spec = (dataclasses.replace(x, alignment=alignment) for x in (STUB, SPEC))
     if isinstance(head, stubs.StubHead):
         head = dataclasses.replace(head, of=stub)
     decoder = kind(stub, SIZE, spec, head=head, **options)
-    return decode.run(decoder, PARAMS, stubs.tiny_request(budgets, seed=2), decoder.Knobs(**(knobs or {})))
+    return decode.run(
+        decoder, PARAMS, stubs.tiny_request(budgets, seed=2), decoder.Knobs(**(knobs or {}))
+    )
 
 
 @functools.cache
@@ -97,10 +103,19 @@ def test_a_head_goes_on_while_it_is_sure():
     """Confidences fall with the distance from what is revealed: of three steps those that reach the threshold."""
     beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))
     free = run(decode.Residual, RIGHT, rule="static", head_steps=3)
-    some = run(decode.Residual, RIGHT, {"head_threshold": beside - 0.01}, rule="static", head_steps=3)
-    none = run(decode.Residual, RIGHT, {"head_threshold": beside + 0.01}, rule="static", head_steps=3)
-    assert totals(some) == totals(free) and none.network_calls.tolist() == base().network_calls.tolist()
-    zero = run(decode.Residual, "zero", {"head_threshold": beside - 0.01}, rule="static", head_steps=3)
+    some = run(
+        decode.Residual, RIGHT, {"head_threshold": beside - 0.01}, rule="static", head_steps=3
+    )
+    none = run(
+        decode.Residual, RIGHT, {"head_threshold": beside + 0.01}, rule="static", head_steps=3
+    )
+    assert (
+        totals(some) == totals(free)
+        and none.network_calls.tolist() == base().network_calls.tolist()
+    )
+    zero = run(
+        decode.Residual, "zero", {"head_threshold": beside - 0.01}, rule="static", head_steps=3
+    )
     assert zero.network_calls.tolist() == base().network_calls.tolist(), (
         "whose next one is a position further"
     )
@@ -115,7 +130,9 @@ def test_the_threshold_of_the_heads_steps(head):
     all_ = run(decode.Residual, head, knobs, rule="dynamic", head_rule="dynamic", head_steps=1)
     assert one.completions() == all_.completions() == base("dynamic", **knobs).completions()
     assert (np.asarray(all_.network_calls) <= np.asarray(one.network_calls)).all()
-    strict = run(decode.Residual, head, {"threshold": 2.0}, rule="dynamic", head_rule="dynamic", head_steps=1)
+    strict = run(
+        decode.Residual, head, {"threshold": 2.0}, rule="dynamic", head_rule="dynamic", head_steps=1
+    )
     assert totals(strict) == totals(run(decode.Residual, head, rule="static", head_steps=1))
 
 
@@ -144,7 +161,9 @@ def test_residuals_change_what_is_written():
     """A real head is heard, in both mixes."""
     texts = []
     for options in ({"head": "zero"}, {"mix": "sum"}, {"mix": "none"}):
-        decoder = decode.Residual(**{"head": stubs.tiny_head(), "head_steps": 2, "rule": "static"} | options)
+        decoder = decode.Residual(
+            **{"head": stubs.tiny_head(), "head_steps": 2, "rule": "static"} | options
+        )
         texts.append(model_run(decoder).completions())
     assert texts[0] != texts[2] != texts[1]
 
@@ -164,7 +183,9 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     and roundings choose; so texts end with their blocks, where the order of reveals changes no count.
     """
     knobs, budgets = {"threshold": 0.3}, (13, 3, 14)
-    assert [(len(prompt) + new) % 4 for prompt, new in zip(stubs.PROMPTS, budgets, strict=True)] == [0, 0, 0]
+    assert [
+        (len(prompt) + new) % 4 for prompt, new in zip(stubs.PROMPTS, budgets, strict=True)
+    ] == [0, 0, 0]
     plain = base("dynamic", budgets, **knobs)
     trusting = run(ResidualVeto, "zero", knobs, budgets, judge=judge)
     assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts
@@ -172,7 +193,11 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     asked = knobs | ({"delta": 0.5} if judge == "change" else {})
     doubting = run(ResidualVeto, LIAR, asked, budgets, judge=judge)
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
-    assert doubting.network_calls.tolist() == base("static", budgets).network_calls.tolist() == list(budgets)
+    assert (
+        doubting.network_calls.tolist()
+        == base("static", budgets).network_calls.tolist()
+        == list(budgets)
+    )
     assert (np.asarray(doubting.network_calls) > np.asarray(plain.network_calls)).any()
     assert (doubting.counts["head_calls"] > 0).all()
 

@@ -35,7 +35,10 @@ HEADS = {kind: StubHead(STUB, kind) for kind in ("right", "liar", "random")} | {
 RULES = {
     "static": ("static", {}),
     "quotas": ("static", {"steps": 5}),
-    "dynamic": ("dynamic", {"threshold": 0.3}),  # 3, 3 and 2 of a block, so that there is a draft to verify
+    "dynamic": (
+        "dynamic",
+        {"threshold": 0.3},
+    ),  # 3, 3 and 2 of a block, so that there is a draft to verify
     "threshold": ("threshold", {"threshold": 0.3}),
 }
 
@@ -56,13 +59,20 @@ def base(rule: str, alignment: str = "own", temperature: float = 0.0, **options:
 
 @functools.cache
 def drafted(
-    rule: str, head: str, alignment: str = "own", temperature: float = 0.0, knobs: Any = (), **options: Any
+    rule: str,
+    head: str,
+    alignment: str = "own",
+    temperature: float = 0.0,
+    knobs: Any = (),
+    **options: Any,
 ) -> Any:
     stub, spec = on(alignment, 3.0 if temperature else 6.0)
     name, own = RULES[rule]
     by = HEADS[head]
     by = by if isinstance(by, str) else dataclasses.replace(by, of=stub)
-    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule=name, log_probs=True, **options)
+    decoder = decode.ResidualSpeculative(
+        stub, SIZE, spec, head=by, rule=name, log_probs=True, **options
+    )
     values = decoder.Knobs(temperature=temperature, **own, **dict(knobs))
     return decode.run(decoder, PARAMS, tiny_request(BUDGETS, seed=4), values)
 
@@ -91,7 +101,9 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
         else:
             assert (calls <= before).all()
             # Uncorrected scores do not pass a threshold that corrected ones pass, and three at once are seldom right.
-            assert calls.sum() < before.sum() or (head != "right" and rule in ("dynamic", "threshold"))
+            assert calls.sum() < before.sum() or (
+                head != "right" and rule in ("dynamic", "threshold")
+            )
         assert ("head_calls" in result.counts) == (head != "zero")
 
 
@@ -99,11 +111,16 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
 def test_it_repeats_its_base_with_any_confidence(confidence):
     """Rule "threshold", whose own confidence is the raw one, at temperature 0.7 and top-p 0.9."""
     stub, spec = on("own", 3.0)
-    request, knobs = tiny_request(BUDGETS, seed=4), {"temperature": 0.7, "top_p": 0.9, "threshold": 0.3}
+    request, knobs = (
+        tiny_request(BUDGETS, seed=4),
+        {"temperature": 0.7, "top_p": 0.9, "threshold": 0.3},
+    )
     plain = decode.BlockDenoising(stub, SIZE, spec, rule="threshold", confidence=confidence)
     wanted = decode.run(plain, None, request, plain.Knobs(**knobs))
     by = dataclasses.replace(HEADS["right"], of=stub)
-    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule="threshold", confidence=confidence)
+    decoder = decode.ResidualSpeculative(
+        stub, SIZE, spec, head=by, rule="threshold", confidence=confidence
+    )
     result = decode.run(decoder, PARAMS, request, decoder.Knobs(**knobs))
     assert result.completions() == wanted.completions()
     assert result.network_calls.sum() < wanted.network_calls.sum()
@@ -121,7 +138,10 @@ def test_logits_about_the_next_position(head):
 def test_stop_tokens_and_holes():
     """A draft that holds a stop token ends its row; given tokens in a block are seen by drafts."""
     stub, spec = on("own")
-    texts = ([3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None, None, None, 1], [None] * 3 + [1])
+    texts = (
+        [3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None, None, None, 1],
+        [None] * 3 + [1],
+    )
     holes = decode.make_request(
         [[token or 0 for token in text] for text in texts],
         given=[[token is not None for token in text] for text in texts],
@@ -132,7 +152,9 @@ def test_stop_tokens_and_holes():
         wanted = decode.run(plain, None, request)
         for head in ("right", "random"):
             by = dataclasses.replace(HEADS[head], of=stub)
-            decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule="static", candidates=4)
+            decoder = decode.ResidualSpeculative(
+                stub, SIZE, spec, head=by, rule="static", candidates=4
+            )
             result = decode.run(decoder, PARAMS, request)
             assert result.tokens.tolist() == wanted.tokens.tolist()
             assert result.reasons.tolist() == wanted.reasons.tolist()
@@ -159,7 +181,9 @@ def test_calls_are_those_of_the_formula(head, options):
     result = drafted("static", head, **options)
     names = ["network_calls", "positions"] + ["head_calls"] * (head != "zero")
     counts = list(zip(*(result.counts[name].tolist() for name in names), strict=True))
-    wanted = functools.partial(drafted_block_count, {"block": 8, "head": HEADS[head], **options}, STUB)
+    wanted = functools.partial(
+        drafted_block_count, {"block": 8, "head": HEADS[head], **options}, STUB
+    )
     rows = zip(PROMPTS, BUDGETS, strict=True)
     assert counts == [wanted(len(prompt), new)[: len(names)] for prompt, new in rows]
 
@@ -175,15 +199,21 @@ def test_adaptive_drafts():
         assert result.network_calls.tolist() == wanted.network_calls.tolist()
         assert result.positions.tolist() == wanted.positions.tolist(), "there is nothing to verify"
     assert (idle.counts["head_calls"] < unsure.counts["head_calls"]).all()
-    beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))  # of the position beside a revealed one
+    beside = float(
+        np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1)
+    )  # of the position beside a revealed one
     sure = drafted("static", "right", candidates=4, knobs=(("head_threshold", beside - 0.01),))
     free = drafted("static", "right", candidates=4)
     assert sure.network_calls.tolist() == free.network_calls.tolist()
     zero = drafted("static", "zero", candidates=4, knobs=(("head_threshold", beside - 0.01),))
-    assert zero.network_calls.tolist() == wanted.network_calls.tolist(), "its next one is a position further"
+    assert zero.network_calls.tolist() == wanted.network_calls.tolist(), (
+        "its next one is a position further"
+    )
 
 
-PROMPTS_OF_8 = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 30, 3 + i)) for i in range(8))
+PROMPTS_OF_8 = tuple(
+    tuple(int(t) for t in np.random.default_rng(i).integers(0, 30, 3 + i)) for i in range(8)
+)
 
 
 @pytest.mark.slow
@@ -199,7 +229,10 @@ PROMPTS_OF_8 = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 
 )
 def test_a_transformer_repeats_its_base(rule, temperature, alignment):
     """A head of random weights, batches of 1 and 8, K 2 to 4, riding or not."""
-    network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": tiny_head_params()}
+    network, params = (
+        tiny_blocks(),
+        {"network": tiny_blocks_params(gain=3.0), "head": tiny_head_params()},
+    )
     spec = TokenSpec(mask=31, alignment=alignment)
     request = tiny_request(13, prompts=PROMPTS_OF_8, seed=1)
     plain = decode.BlockDenoising(network, 24, spec, rule=rule, log_probs=True)
@@ -231,7 +264,9 @@ def test_infos_and_drafts():
     )
     shown, lengths, info = jax.tree.map(np.asarray, (shown[:, 0], lengths[:, 0], info))
     assert info.at[:, 0].tolist() == [8, 8, 8, 16, 16] and info.step[:3, 0].tolist() == [1, 4, 7]
-    assert info.accepted[:, 0].tolist() == [2, 2, 1, 2, 2] and info.drafts.exists.all(axis=-1).tolist() == [
+    assert info.accepted[:, 0].tolist() == [2, 2, 1, 2, 2] and info.drafts.exists.all(
+        axis=-1
+    ).tolist() == [
         [True],
         [True],
         [False],
@@ -242,7 +277,10 @@ def test_infos_and_drafts():
     for before in (0, 3):
         drafted_tokens = shown[before][:2]
         start = lengths[before] - info.at[before + 1, 0]
-        assert info.drafts.tokens[before + 1, 0, -1, start : start + 2].tolist() == drafted_tokens.tolist()
+        assert (
+            info.drafts.tokens[before + 1, 0, -1, start : start + 2].tolist()
+            == drafted_tokens.tolist()
+        )
 
 
 @functools.cache
@@ -257,7 +295,9 @@ def drafts_and_info(decoder):
 def test_positions_judged_one_by_one_are_not_lossless():
     network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": None}
     spec, request = TokenSpec(mask=31, alignment="own"), tiny_request(13, prompts=PROMPTS_OF_8)
-    plain = decode.run(decode.BlockDenoising(network, 24, spec, rule="static"), params["network"], request)
+    plain = decode.run(
+        decode.BlockDenoising(network, 24, spec, rule="static"), params["network"], request
+    )
     lossy = decode.run(LossyPositionWise(network, 24, spec, head="zero"), params, request)
     assert lossy.completions() != plain.completions()
     assert all(len(tokens) == 13 for tokens in lossy.completions())
@@ -268,7 +308,10 @@ def test_positions_judged_one_by_one_are_not_lossless():
 def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
     """What differs from the network's own blocks is told in masks: of narrow and wide windows and of candidates."""
     network, spec = tiny_blocks(blocks=(4, 8)), TokenSpec(mask=31, alignment=alignment)
-    params, request = {"network": tiny_blocks_params(1, 3.0), "head": None}, tiny_request((13, 4, 14), seed=2)
+    params, request = (
+        {"network": tiny_blocks_params(1, 3.0), "head": None},
+        tiny_request((13, 4, 14), seed=2),
+    )
 
     def decoded(kind: type, of: Any = params, **options: Any) -> Any:
         return decode.run(kind(network, SIZE, spec, rule="static", **options), of, request)
@@ -279,4 +322,9 @@ def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
     assert found.network_calls.sum() < want.network_calls.sum()
     assert decoded(decode.ResidualSpeculative, head="zero").completions() != want.completions()
     with pytest.raises(ValueError, match=r"corrects blocks of 4, not of 8: .* or another length's"):
-        decoded(decode.ResidualSpeculative, params | {"head": tiny_head_params()}, head=tiny_head(), length=8)
+        decoded(
+            decode.ResidualSpeculative,
+            params | {"head": tiny_head_params()},
+            head=tiny_head(),
+            length=8,
+        )

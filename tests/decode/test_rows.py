@@ -17,7 +17,9 @@ GIVEN = [[True, False, True, False], [False, True, False, True], [True] * 4]
 
 
 def prompts(budget=5, **options):
-    request = make_request([list(prompt) for prompt in PROMPTS], max_new_tokens=budget, stop=(STOP,))
+    request = make_request(
+        [list(prompt) for prompt in PROMPTS], max_new_tokens=budget, stop=(STOP,)
+    )
     return machine.begin(request, SIZE, SCRATCH, ("recurrences",), **options)
 
 
@@ -64,7 +66,9 @@ class TestBegin:
             machine.begin(make_request([[1] * 5], max_new_tokens=1), 4, 0)
 
     def test_nothing_left_to_write_is_an_end(self):
-        request = make_request([[3, 0], [3, 1]], given=[[True, False], [True, True]], max_new_tokens=[0, 1])
+        request = make_request(
+            [[3, 0], [3, 1]], given=[[True, False], [True, True]], max_new_tokens=[0, 1]
+        )
         whole = dataclasses.replace(request, given=jnp.ones((2, 2), bool))
         assert machine.begin(whole, SIZE, 0).reason.tolist() == [Reason.BUDGET, Reason.RUNNING]
 
@@ -103,7 +107,9 @@ class TestCommit:
 
     def test_only_running_rows_spend(self):
         rows = prompts().interrupt(jnp.array([False, True, False]))
-        rows = rows.spend({"recurrences": ints(3, 3, 4)}, positions=2).spend({}, ints(1, 1, 5), calls=2)
+        rows = rows.spend({"recurrences": ints(3, 3, 4)}, positions=2).spend(
+            {}, ints(1, 1, 5), calls=2
+        )
         assert {name: count.tolist() for name, count in rows.counts.items()} == {
             "network_calls": [3, 0, 3],
             "positions": [3, 0, 7],
@@ -114,7 +120,9 @@ class TestCommit:
 class TestWrite:
     def test_any_order_and_given_tokens_stay(self):
         rows = canvases()
-        new = rows.write(jnp.array([[4, 5, 6]] * 3), jnp.array([[True, False, True]] * 3), ints(1, 2, 4))
+        new = rows.write(
+            jnp.array([[4, 5, 6]] * 3), jnp.array([[True, False, True]] * 3), ints(1, 2, 4)
+        )
         assert new.tokens[0, :4].tolist() == [3, 4, STOP, 6]
         assert new.tokens[1, :5].tolist() == [0, 5, 4, 6, 6]  # position 3 is not asked for
         assert new.tokens[2, :7].tolist() == [*CANVAS[2], 4, 0, 6]
@@ -134,7 +142,9 @@ class TestSettle:
         rows = filled(canvases(), 4)
         final = np.array(rows.fixed)
         settled = rows.settle(jnp.asarray(final))
-        np.testing.assert_array_equal(settled.length, rows.length)  # a given token after a hole waits for it
+        np.testing.assert_array_equal(
+            settled.length, rows.length
+        )  # a given token after a hole waits for it
         final[0, 1] = final[1, :3] = final[2, 4] = True
         settled = rows.settle(jnp.asarray(final))
         assert settled.length.tolist() == [3, 4, 5]
@@ -161,7 +171,9 @@ class TestSettle:
         once = rows.settle(jnp.broadcast_to(final, rows.tokens.shape))
         again = once.settle(jnp.zeros(rows.tokens.shape, bool))
         np.testing.assert_array_equal(again.length, once.length)
-        ended = once.interrupt(jnp.array([True, True, True])).settle(jnp.ones(rows.tokens.shape, bool))
+        ended = once.interrupt(jnp.array([True, True, True])).settle(
+            jnp.ones(rows.tokens.shape, bool)
+        )
         np.testing.assert_array_equal(ended.length, once.length)
         assert ended.reason.tolist() == [Reason.CALLER] * 3
 

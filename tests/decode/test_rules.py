@@ -29,7 +29,9 @@ def drawn(chosen) -> list[str]:
         (lambda: reveal.threshold(SCORES, OPEN, 0.8, strict=True), ["..x..", ".x...", "....."]),
         (lambda: reveal.threshold(SCORES, OPEN, 0.95), ["..x..", ".x...", "....."]),
         (
-            lambda: reveal.threshold(SCORES, OPEN, 0.7, strict=True, best=jnp.array([False, False, True])),
+            lambda: reveal.threshold(
+                SCORES, OPEN, 0.7, strict=True, best=jnp.array([False, False, True])
+            ),
             ["..xx.", ".....", "....."],
         ),
         (lambda: reveal.factor(SCORES, OPEN, 0.6), ["..xx.", ".x...", "....."]),
@@ -43,7 +45,10 @@ def drawn(chosen) -> list[str]:
         (lambda: select.first(OPEN, 1), [".x...", "x....", "....."]),
         (lambda: select.first(OPEN, jnp.array([3, 0, 1])), [".xxx.", ".....", "....."]),
         (lambda: select.leading(OPEN), [".....", "xxxxx", "....."]),
-        (lambda: select.top(SCORES, reveal.threshold(SCORES, OPEN, 0.3), 1), ["..x..", ".x...", "....."]),
+        (
+            lambda: select.top(SCORES, reveal.threshold(SCORES, OPEN, 0.3), 1),
+            ["..x..", ".x...", "....."],
+        ),
     ],
 )
 def test_rules_choose_what_their_drawings_say(chosen, want):
@@ -98,7 +103,11 @@ def test_the_mask_is_ruled_out_whatever_its_score_is(value):
 
 @pytest.mark.parametrize("value", [NAN, INF, 0.0])
 def test_released_programs_of_masked_diffusion_end_with_no_mask(value):
-    probs, tokens, uniforms = jnp.full((1, 2, 5), value), jnp.zeros((1, 2), int), jnp.full((1, 2, 5), 0.5)
+    probs, tokens, uniforms = (
+        jnp.full((1, 2, 5), value),
+        jnp.zeros((1, 2), int),
+        jnp.full((1, 2, 5), 0.5),
+    )
     assert (masked_rules.most_probable(probs, 0) != 0).all()
     weights = masked_rules.analytic_weights(probs, tokens, jnp.array([1e-5]), None, 0)
     assert (race(weights, uniforms) != 0).all()
@@ -107,7 +116,11 @@ def test_released_programs_of_masked_diffusion_end_with_no_mask(value):
 @pytest.mark.parametrize(("total", "calls"), [(8, 3), (2, 4), (6, 6), (24, 5)])
 def test_shares_of_calls(total, calls):
     counts = [int(reveal.share(jnp.array([total]), calls, call)[0]) for call in range(calls)]
-    assert sum(counts) == total and counts == sorted(counts, reverse=True) and counts[0] - counts[-1] <= 1
+    assert (
+        sum(counts) == total
+        and counts == sorted(counts, reverse=True)
+        and counts[0] - counts[-1] <= 1
+    )
 
 
 def test_a_time_grid_truncates_and_its_last_call_reveals_the_rest():
@@ -139,7 +152,10 @@ def test_what_a_confidence_is_taken_from(confidence, top_p_rule, first, margin, 
     shaped = score.shaped(logits, confidence, warm, top_p_rule=top_p_rule)
     found = score.probability(shaped, jnp.array([0])), score.margin(shaped), score.entropy(shaped)
     np.testing.assert_allclose(np.ravel(found), [first, margin, entropy], atol=2e-6)
-    for knobs in (SamplingKnobs(temperature=0.0, top_p=0.9, top_k=1), SamplingKnobs(temperature=1.0)):
+    for knobs in (
+        SamplingKnobs(temperature=0.0, top_p=0.9, top_k=1),
+        SamplingKnobs(temperature=1.0),
+    ):
         same = score.probability(score.shaped(logits, confidence, knobs, top_p_rule=top_p_rule))
         np.testing.assert_array_equal(same, score.probability(logits))
 

@@ -20,7 +20,9 @@ def test_draws_follow_the_filtered_distribution():
     knobs = SamplingKnobs(temperature=0.8, top_k=8, top_p=0.9)
     keys = jax.random.split(jax.random.key(3), 4)
     positions = jnp.broadcast_to(jnp.arange(draws // 4), (4, draws // 4))
-    drawn = jax.jit(sample)(jnp.broadcast_to(logits, (*positions.shape, vocab)), positions, keys, knobs)
+    drawn = jax.jit(sample)(
+        jnp.broadcast_to(logits, (*positions.shape, vocab)), positions, keys, knobs
+    )
     counts = np.bincount(np.asarray(drawn).ravel(), minlength=vocab)
     expected = draws * np.asarray(filtered_probabilities(logits, knobs), np.float64)
     assert (counts[expected == 0] == 0).all()
@@ -48,7 +50,10 @@ COLD = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12, 1e-20, 1e-30, 1e-36, 1e-38, 1
 @pytest.mark.parametrize("scale", [20.0, 1e4])
 def test_a_temperature_near_0_is_greedy(scale):
     logits = jnp.asarray(scale * np.random.default_rng(0).normal(size=(3, 40, 50)), jnp.float32)
-    keys, positions = jax.random.split(jax.random.key(0), 3), jnp.broadcast_to(jnp.arange(40), (3, 40))
+    keys, positions = (
+        jax.random.split(jax.random.key(0), 3),
+        jnp.broadcast_to(jnp.arange(40), (3, 40)),
+    )
 
     @jax.jit
     def drawn(temperature):
@@ -59,7 +64,9 @@ def test_a_temperature_near_0_is_greedy(scale):
     for temperature in COLD:
         tokens, law, probs = drawn(jnp.float32(temperature))
         assert (tokens == logits.argmax(-1)).all() and (law.argmax(-1) == logits.argmax(-1)).all()
-        assert (jnp.abs(probs.sum(-1) - 1) < 1e-6).all() and (probs.argmax(-1) == logits.argmax(-1)).all()
+        assert (jnp.abs(probs.sum(-1) - 1) < 1e-6).all() and (
+            probs.argmax(-1) == logits.argmax(-1)
+        ).all()
 
 
 def test_equal_logits_share_at_a_temperature_near_0():
@@ -95,6 +102,8 @@ def test_draws_belong_to_position_and_purpose():
     key, knobs = jax.random.split(jax.random.key(0), 1), SamplingKnobs(temperature=1.0)
     positions = jnp.arange(6)[None]
     whole = sample(logits, positions, key, knobs)
-    np.testing.assert_array_equal(sample(logits[:, 2:5], positions[:, 2:5], key, knobs), whole[:, 2:5])
+    np.testing.assert_array_equal(
+        sample(logits[:, 2:5], positions[:, 2:5], key, knobs), whole[:, 2:5]
+    )
     assert (sample(logits, positions, key, knobs, purpose=Purpose.DRAFT) != whole).any()
     assert len(set(whole[0].tolist())) > 1

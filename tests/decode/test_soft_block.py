@@ -30,7 +30,9 @@ KNOBS |= {"gate_temperature": 0.7, "threshold": (0.8, 0.7)}
 def seen(state: Any, info: Any) -> Any:
     """A scalar of all that is soft in a step, and what is discrete beside it."""
     weights = jnp.sin(jnp.arange(info.hidden.size)).reshape(info.hidden.shape)
-    share = info.staying + info.leaving * jnp.sum(info.hidden**2 * jnp.cos(jnp.arange(8.0)), axis=-1)
+    share = info.staying + info.leaving * jnp.sum(
+        info.hidden**2 * jnp.cos(jnp.arange(8.0)), axis=-1
+    )
     value = jnp.sum(weights * info.hidden * info.reads[:, None, None]) + jnp.sum(share)
     return value * (1 + 0.1 * state.step[0]), (state.rows.tokens, info.where, state.offsets)
 
@@ -42,7 +44,9 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
 def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
     """Arguments -> a scalar of all steps, and what happened in them."""
     spec = dataclasses.replace(SPEC, alignment=alignment)
-    decoder = kind(tiny_blocks(**WIDE), len(TEXT) + NEW, spec, relaxation=relaxation, fuse_prompt=False)
+    decoder = kind(
+        tiny_blocks(**WIDE), len(TEXT) + NEW, spec, relaxation=relaxation, fuse_prompt=False
+    )
     request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
 
     def value(at: dict[str, Any]) -> Any:
@@ -87,7 +91,9 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
     """Of the decoder that reads `v + c`, with the constants c = E[x] - v of this very run."""
     with jax.enable_x64(True):
         at = arguments(shift=0.0)
-        straight = jax.jit(jax.value_and_grad(loss(decode.SoftBlock, "straight_through"), has_aux=True))
+        straight = jax.jit(
+            jax.value_and_grad(loss(decode.SoftBlock, "straight_through"), has_aux=True)
+        )
         (value, events), gradient = straight(at)
         plain = jax.jit(loss(Constant, "soft"))
         constants = jnp.zeros((STEPS + 1, 1, *events[2].shape[2:]))
@@ -107,7 +113,9 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
 HARD = {"temperature": 0.0, "threshold": (0.3, 0.2)}
 
 
-def compared(kind: type, alignment: str, knobs: dict[str, Any], fused: bool = True, **options: Any) -> Any:
+def compared(
+    kind: type, alignment: str, knobs: dict[str, Any], fused: bool = True, **options: Any
+) -> Any:
     """What a decoder writes, and the head inputs that it read."""
     spec = TokenSpec(mask=31, alignment=alignment)
     decoder = kind(tiny_blocks(), 24, spec, fuse_store=fused, fuse_prompt=fused, **options)
@@ -179,4 +187,8 @@ def test_each_step_has_its_threshold():
     assert one == same != first
     later = info.where[info.reads & (info.step == 1)]
     begun = info.where[info.reads & (info.step == 0)]
-    assert (begun.sum(axis=-1) <= 1).all() and not (info.reads & (info.step > 1)).any() and len(later) > 3
+    assert (
+        (begun.sum(axis=-1) <= 1).all()
+        and not (info.reads & (info.step > 1)).any()
+        and len(later) > 3
+    )

@@ -15,7 +15,14 @@ from stubs import tiny_denoiser, tiny_denoiser_params
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
-WIDE = {"width": 8, "layers": 1, "heads": 2, "vocab_size": 7, "dtype": "float64", "param_dtype": "float64"}
+WIDE = {
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "vocab_size": 7,
+    "dtype": "float64",
+    "param_dtype": "float64",
+}
 NETWORK = tiny_denoiser(**WIDE)
 SPEC = TokenSpec(mask=6, alignment="own")
 TEXT, GIVEN = [3, 0, 1], [True, False, True]

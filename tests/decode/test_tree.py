@@ -59,7 +59,9 @@ def called(network, windows, **options):
         ([-1, 0, 1], [0, 1, 0], [[0, 0, 0], [2, 0, 0], [2, 1, 0]]),
     ],
 )
-def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(parent, row, sees, network):
+def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(
+    parent, row, sees, network
+):
     """The second row has a star, whose windows see nothing of each other."""
     at, parents = AT[:, None] + jnp.array([0, 0, 3]), jnp.array([parent, [-1] * 3])
     windows = Windows(FED, at, at > 0, parents, row and jnp.array(row))
@@ -82,9 +84,14 @@ def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(parent,
     ],
 )
 def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, positions):
-    last, options = jnp.maximum(jnp.array(count) - 1, 0), {"width": jnp.array(width), "widths": (2,)}
+    last, options = (
+        jnp.maximum(jnp.array(count) - 1, 0),
+        {"width": jnp.array(width), "widths": (2,)},
+    )
     windows = Windows.star(FED[:, :2], AT, jnp.array(count))
-    call, calls = called(Recorder(), windows, read=lambda x: Reading(x, x[:, -1], kept=last), **options)
+    call, calls = called(
+        Recorder(), windows, read=lambda x: Reading(x, x[:, -1], kept=last), **options
+    )
     ran, each = np.zeros((2, 2, 3)), max(w for n, w in zip(count, width, strict=True) if n)
     ran[:, : max(count), :each] = np.array(fed).reshape(2, -1, each)
     assert len(calls) == 4 and call.positions.tolist() == positions
@@ -141,7 +148,9 @@ def test_candidates_on_a_recurrent_network_write_what_static_decoding_writes(cac
     calls = found.network_calls
     assert (calls <= static.network_calls).all()
     np.testing.assert_array_equal(found.counts["recurrences"], 2 * calls)
-    most = request.lengths + 3 + (calls - 1) * 3 * 4  # the prompt with its drafts, then all candidates ..
+    most = (
+        request.lengths + 3 + (calls - 1) * 3 * 4
+    )  # the prompt with its drafts, then all candidates ..
     spared = most - found.positions  # .. but in the first call, whose candidates repeat the draft
     assert (spared % 8 == 0).all() and (spared >= 8).all() and (spared < (calls - 1) * 8).all()
 
@@ -210,7 +219,9 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
 def test_prompt_lookup_without_a_match_computes_one_position():
     ran: list = []
     prompt, drafts = [3, 1, 4], 3
-    decoder = PromptLookup(Measured(probe=ran.append), 48, max_ngram=2, num_pred=drafts, min_ngram=1)
+    decoder = PromptLookup(
+        Measured(probe=ran.append), 48, max_ngram=2, num_pred=drafts, min_ngram=1
+    )
     result = run(decoder, None, tiny_request(30, prompts=[prompt]))
     jax.effects_barrier()
     sizes = sorted(size for size in ran if isinstance(size, int))

@@ -51,15 +51,24 @@ def test_shards_hold_few_tensors_in_memory(tmp_path, monkeypatch):
     source = {f"t{i:02d}": Lazy((512, 512), "float32", make) for i in range(16)}
     tracemalloc.start()
     files = write_tensors(tmp_path, "model", source)
-    lazy = {name: tensor for file in files for name, tensor in open_tensors(tmp_path / file).items()}
-    assert not tracemalloc.reset_peak() and all(np.asarray(tensor).size == size for tensor in lazy.values())
+    lazy = {
+        name: tensor for file in files for name, tensor in open_tensors(tmp_path / file).items()
+    }
+    assert not tracemalloc.reset_peak() and all(
+        np.asarray(tensor).size == size for tensor in lazy.values()
+    )
     assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
     tracemalloc.reset_peak()
     again = write_tensors(tmp_path, "again", lazy)
-    assert tracemalloc.get_traced_memory()[1] < 4 * 2**20  # a shard of two tensors, and one on its way
+    assert (
+        tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    )  # a shard of two tensors, and one on its way
     tracemalloc.stop()
     assert len(made) == 16 and len(files) == len(again) == 8
-    assert list(files)[:2] == ["model-00001-of-00008.safetensors", "model-00002-of-00008.safetensors"]
+    assert list(files)[:2] == [
+        "model-00001-of-00008.safetensors",
+        "model-00002-of-00008.safetensors",
+    ]
     for old, new in zip(files, again, strict=True):
         assert (tmp_path / old).read_bytes() == (tmp_path / new).read_bytes()
         assert sum(array.nbytes for array in load_file(tmp_path / old).values()) <= most
@@ -91,7 +100,10 @@ def test_files_that_are_wrong(tmp_path):
 class TestFolders:
     def test_two_writers_of_one_folder(self, tmp_path):
         with staged(tmp_path / "model") as living:
-            with pytest.raises(StoreError, match="another process is writing"), staged(tmp_path / "model"):
+            with (
+                pytest.raises(StoreError, match="another process is writing"),
+                staged(tmp_path / "model"),
+            ):
                 pass
             (living / "config.json").touch()
         assert os.listdir(tmp_path) == ["model"]

@@ -23,7 +23,9 @@ def test_the_exact_posterior_gives_the_likelihood(start):
     found = bounds(EXACT, None, spans, EXACT.mask, draws=4096, batch=512)
     for bound, text in zip(found, TEXTS, strict=True):
         assert bound.count == 4 - start and 0 < bound.error < 0.4
-        nats = -math.log(JOINT[text] / JOINT[text[:start]].sum())  # -log p(text[start:] | text[:start])
+        nats = -math.log(
+            JOINT[text] / JOINT[text[:start]].sum()
+        )  # -log p(text[start:] | text[:start])
         assert abs(bound.nats - nats) < 4 * bound.error
 
 
@@ -49,7 +51,9 @@ def test_a_longer_buffer_changes_nothing():
     """Rows are padded to the smallest batch where the network allows it, and the padding is not seen."""
     padded = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=64)
     spans = [Span(TEXTS[0], 1), Span(TEXTS[1])]
-    plain, longer = (bounds(network, None, spans, EXACT.mask, draws=6) for network in (EXACT, padded))
+    plain, longer = (
+        bounds(network, None, spans, EXACT.mask, draws=6) for network in (EXACT, padded)
+    )
     for one, other in zip(plain, longer, strict=True):
         np.testing.assert_allclose((one.nats, one.error), (other.nats, other.error), rtol=1e-5)
 

@@ -10,11 +10,11 @@ from stubs import StubCausal
 
 import paradec_jax as pd
 from paradec_jax.data.text import character_tokenizer
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import judge as judging
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import TEXT_ROWS, compare_texts, draw, write_texts
 from paradec_jax.evaluate.judge import TextJudge, judge_ids, judge_texts
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import reverse_perplexity, variety
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
@@ -29,7 +29,9 @@ RIVAL = FAMILIES["masked_diffusion"].texts.rival
 
 
 def model_of(family, characters=ALPHABET):
-    config = dataclasses.replace(FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16)
+    config = dataclasses.replace(
+        FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16
+    )
     model = Model(config, {}, SPECS[family], character_tokenizer(characters))
     model.__dict__["network"] = LETTERED[family]
     return model
@@ -85,19 +87,27 @@ class TestRows:
         assert [row["steps"] for row in compared.rows] == [1, 64, 64, None, None]
         assert [row["temperature"] for row in compared.rows] == [1, 1, 0, 1, None]
         assert [row["samples"] for row in compared.rows] == [SAMPLES] * 5
-        assert compared.rows[0]["network_calls"] == 1 and compared.rows[3]["network_calls"] == LENGTH
+        assert (
+            compared.rows[0]["network_calls"] == 1 and compared.rows[3]["network_calls"] == LENGTH
+        )
         json.dumps(compared.rows, allow_nan=False)
 
     def test_measures_are_those_of_the_texts(self, sources, compared):
         ids, _ = draw(sources[1], SAMPLES, LENGTH)
         row, tokenizer = compared.rows[1], sources[0].model.tokenizer
         judged = judge_ids(model_of("causal"), ids, begin=True, batch=TEXT_ROWS)
-        assert row["judge_perplexity"] == judged.perplexity and row["interval"] == list(judged.interval)
+        assert row["judge_perplexity"] == judged.perplexity and row["interval"] == list(
+            judged.interval
+        )
         varied = variety(ids)
         assert varied.items() <= row.items()
         real = [tokenizer.encode(REAL), tokenizer.encode("ab")]
         assert row["reverse_perplexity"] == reverse_perplexity(ids, real, 11)
-        assert (row["judge_reads"], row["judge_begin_of_text"], row["judge_cut"]) == ("ids", True, 0)
+        assert (row["judge_reads"], row["judge_begin_of_text"], row["judge_cut"]) == (
+            "ids",
+            True,
+            0,
+        )
         assert compared.texts[1] == [tokenizer.decode(text, skip_special=True) for text in ids]
         assert row["tokens"] == row["reverse_fitted_tokens"] == SAMPLES * LENGTH
 
@@ -127,7 +137,9 @@ class TestRows:
 
     def test_without_sacrebleu(self, sources, monkeypatch):
         monkeypatch.setattr(judging, "has_sacrebleu", lambda: False)
-        measured = TextJudge(model_of("causal"), "judge", "sdtt", sources[0].model.tokenizer, 11, (), 8)
+        measured = TextJudge(
+            model_of("causal"), "judge", "sdtt", sources[0].model.tokenizer, 11, (), 8
+        )
         row = measured.measures([[1, 2, 3, 4], [4, 3, 2, 1]])
         assert row["self_bleu"] is None and row["self_bleu_texts"] is None
 
@@ -146,7 +158,10 @@ class TestRows:
             ({"samples": 0}, "samples must be at least 1, not 0"),
             ({"length": 3}, "length must be at least 4, not 3"),
             ({"held_out": [[1, 2, 3]]}, "hold no piece of 8 tokens"),
-            ({"held_out": [[1] * 8, [10] * 8]}, "real texts hold characters that the models do not know"),
+            (
+                {"held_out": [[1] * 8, [10] * 8]},
+                "real texts hold characters that the models do not know",
+            ),
             ({"length": 16}, "more than the 16 positions"),
         ],
     )

@@ -10,9 +10,9 @@ from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec, word_problems
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, Source
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
@@ -57,16 +57,26 @@ def test_compare_rows(result):
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
         assert row["baseline_tokens_per_second"] == base["tokens_per_second"]
-        assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["baseline_tokens_per_second"])
-        assert row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]  # of a single pass
+        assert row["speedup"] == pytest.approx(
+            row["tokens_per_second"] / row["baseline_tokens_per_second"]
+        )
+        assert (
+            row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]
+        )  # of a single pass
         assert [sum(seconds) for seconds in row["each"]] == row["passes"]
         assert sum(row["generated"]) == row["tokens"]
         low, high = row["speedup_interval"]
         assert 0 < low <= high and len(row["decode_speedup_interval"]) == 2
     strict(json.dumps(result.rows, allow_nan=False))
     assert wave["settings"]["exit_threshold"] is None  # infinite
-    assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0 and base["speedup_interval"] == [1.0, 1.0]
-    assert result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1  # a stub has no parameters
+    assert (
+        base["speedup"] == 1.0
+        and base["equals_greedy"] == 1.0
+        and base["speedup_interval"] == [1.0, 1.0]
+    )
+    assert (
+        result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1
+    )  # a stub has no parameters
     assert few["equals_greedy"] < 1.0
     # A wave of one position that commits in every step is static decoding.
     assert wave["equals_greedy"] == 1.0
@@ -119,7 +129,11 @@ def test_settings_of_the_table(family):
 
 def test_each_decoder_takes_its_own_options():
     adaptive = Setting("adaptive", pd.Adaptive()).changed({"recurrence": 3, "top_p": 0.5})
-    assert (adaptive.decoder.max_recurrence, adaptive.knobs.top_p, adaptive.decoder.greedy) == (3, 0.5, True)
+    assert (adaptive.decoder.max_recurrence, adaptive.knobs.top_p, adaptive.decoder.greedy) == (
+        3,
+        0.5,
+        True,
+    )
     wave = Setting("wavefront", pd.Wavefront()).changed({"window": 9, "temperature": 0.2})
     assert (wave.decoder.window, wave.knobs.temperature, wave.decoder.greedy) == (9, 0.2, False)
     sampled = Setting("autoregressive", pd.Static(), pd.Static.Knobs(temperature=1.0))

@@ -17,10 +17,10 @@ import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import likelihood
 from paradec_jax.evaluate.bound import bounds, fill, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, log_likelihoods, rolling_spans
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
 from paradec_jax.store import Model
 
@@ -125,7 +125,9 @@ class TestRows:
 
     def test_without_a_context_or_a_bos(self, tokenizer):
         scored = tokenizer.encode("Ana")
-        assert continuation_span(tokenizer, SPEC, "", "Ana", 256) == last((SPEC.bos, *scored), len(scored))
+        assert continuation_span(tokenizer, SPEC, "", "Ana", 256) == last(
+            (SPEC.bos, *scored), len(scored)
+        )
         bare = TokenSpec(stop=(2,))
         assert continuation_span(tokenizer, bare, "", "Ana", 256) == last((2, *scored), len(scored))
         assert continuation_span(tokenizer, bare, "Ana", " has", 256).ids[0] == scored[0]
@@ -137,7 +139,9 @@ class TestRows:
         whole = continuation_span(tokenizer, SPEC, "Ana has 3", " apples", 256)
         row = continuation_span(tokenizer, SPEC, "Ana has 3", " apples", 3)
         assert row == last(whole.ids[-4:], whole.count)
-        with pytest.raises(ValueError, match="a continuation has 4 tokens, more than the 3 positions"):
+        with pytest.raises(
+            ValueError, match="a continuation has 4 tokens, more than the 3 positions"
+        ):
             continuation_span(tokenizer, SPEC, "Ana", "1234", 3)
 
     @pytest.mark.parametrize("count", [0, 1, 4, 5, 10, 12])
@@ -180,7 +184,9 @@ class TestSpans:
 
     def test_refusals(self, denoiser):
         for spec in (TokenSpec(alignment="own"), TokenSpec(mask=STUB.mask)):
-            with pytest.raises(ValueError, match="a likelihood needs a model that predicts the next token"):
+            with pytest.raises(
+                ValueError, match="a likelihood needs a model that predicts the next token"
+            ):
                 score_spans(model_of(None, STUB, spec), [Span((1, 2), 1)])
 
 
@@ -190,11 +196,20 @@ class TestUntil:
         [
             ({}, Until((), 256, (("temperature", 0.0),))),
             ({"until": "Q:"}, Until(("Q:",), 256, (("temperature", 0.0),))),
-            ({"until": ["a", "", "b"], "max_gen_toks": 9}, Until(("a", "b"), 9, (("temperature", 0.0),))),
-            ({"temperature": 0.2, "top_p": 0.9}, Until((), 256, (("temperature", 0.2), ("top_p", 0.9)))),
+            (
+                {"until": ["a", "", "b"], "max_gen_toks": 9},
+                Until(("a", "b"), 9, (("temperature", 0.0),)),
+            ),
+            (
+                {"temperature": 0.2, "top_p": 0.9},
+                Until((), 256, (("temperature", 0.2), ("top_p", 0.9))),
+            ),
             ({"do_sample": True, "temperature": 1.0}, Until((), 256, (("temperature", 1.0),))),
             ({"do_sample": False, "temperature": 1.0}, Until((), 256, (("temperature", 0.0),))),
-            ({"until": None, "top_k": 3, "temperature": 0}, Until((), 256, (("temperature", 0.0),))),
+            (
+                {"until": None, "top_k": 3, "temperature": 0},
+                Until((), 256, (("temperature", 0.0),)),
+            ),
         ],
     )
     def test_arguments(self, arguments, expected):
@@ -236,7 +251,12 @@ class TestUntil:
         assert context.endswith(kept) and len(tokenizer.encode(kept)) == 5
         assert fitting(model, context, 200) == context and fitting(model, "", 1) == ""
         snow = "\N{SNOWMAN}" * 3  # three bytes each, and as many tokens
-        assert [fitting(model, snow, room) for room in (9, 7, 4, 3)] == [snow[1:], snow[1:], snow[2:], ""]
+        assert [fitting(model, snow, room) for room in (9, 7, 4, 3)] == [
+            snow[1:],
+            snow[1:],
+            snow[2:],
+            "",
+        ]
         with pytest.raises(ValueError, match="max_gen_toks is 12, but the model was built for 12"):
             generate_until(model, [(context, parse({"max_gen_toks": 12}))], SETTING)
 
@@ -254,13 +274,19 @@ class TestDecoderLM:
     def test_three_methods(self, harness, tokenizer):
         context, script = "Ana has", " 3 apples"
         start = 1 + len(tokenizer.encode(context))
-        lm = harness.DecoderLM(model_of(tokenizer, recite(tokenizer, script, start)), GREEDY, rows=2)
+        lm = harness.DecoderLM(
+            model_of(tokenizer, recite(tokenizer, script, start)), GREEDY, rows=2
+        )
         right, wrong = lm.loglikelihood([request(context, script), request(context, " 4 apples")])
         assert right[1] and not wrong[1]
-        assert right[0] == pytest.approx(0.0, abs=1e-4) and wrong[0] == pytest.approx(-50.0, abs=1e-3)
+        assert right[0] == pytest.approx(0.0, abs=1e-4) and wrong[0] == pytest.approx(
+            -50.0, abs=1e-3
+        )
         # The network recites from the place of the script on; what it says before is its first token.
         assert lm.loglikelihood_rolling([request(""), request(context + script)])[0] == 0.0
-        assert lm.generate_until([request(context, {"until": ["app"], "max_gen_toks": 9})]) == [" 3 "]
+        assert lm.generate_until([request(context, {"until": ["app"], "max_gen_toks": 9})]) == [
+            " 3 "
+        ]
         assert lm.tokenizer_name == ""
 
     def test_a_denoiser_answers_with_bounds_and_says_so(self, harness, denoiser):
@@ -283,7 +309,9 @@ class TestDecoderLM:
         (found,) = lm.loglikelihood_rolling([request(text)])
         spans = rolling_spans(denoiser.tokenizer, MASKED, text, 31)
         assert len(spans) == 2 and max(len(span.ids) for span in spans) == 32
-        assert found == pytest.approx(-sum(of.nats for of in bounds(STUB, {}, spans, STUB.mask, draws=2)))
+        assert found == pytest.approx(
+            -sum(of.nats for of in bounds(STUB, {}, spans, STUB.mask, draws=2))
+        )
 
     def test_exact_models_have_no_draws(self, harness, causal):
         with warnings.catch_warnings():
@@ -331,7 +359,9 @@ def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
             "doc_to_target": "{{answer}}",
             "generation_kwargs": {"until": ["Question"], "max_gen_toks": 100, "do_sample": False},
             "filter_list": [{"name": "last", "filter": [found, {"function": "take_first"}]}],
-            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+            "metric_list": [
+                {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+            ],
         },
         common
         | {
@@ -348,6 +378,8 @@ def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
     assert out["results"]["own_generate"]["exact_match,last"] == 1.0
     for sample in out["samples"]["own_likelihood"]:
         problem = problems[sample["doc_id"]]
-        row = continuation_span(model.tokenizer, model.token_spec, problem.prompt, problem.solution, 512)
+        row = continuation_span(
+            model.tokenizer, model.token_spec, problem.prompt, problem.solution, 512
+        )
         alone = totals(model.network, model.params, [row], batch=1)[0]
         assert float(sample["resps"][0][0][0]) == pytest.approx(alone[0], rel=1e-4)

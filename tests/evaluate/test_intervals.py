@@ -24,9 +24,14 @@ def test_wilson_is_the_formula(successes):
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (0, 1), (3, 3), (7, 2), (0, 12)])
 def test_mcnemar_is_the_formula(b, c):
-    first, second = np.repeat([True, False, True], [b, c, 5]), np.repeat([False, True, True], [b, c, 5])
+    first, second = (
+        np.repeat([True, False, True], [b, c, 5]),
+        np.repeat([False, True, True], [b, c, 5]),
+    )
     tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
-    assert paired(first, second).p_value == pytest.approx(min(1.0, 2 * tail / 2 ** (b + c)), rel=1e-12)
+    assert paired(first, second).p_value == pytest.approx(
+        min(1.0, 2 * tail / 2 ** (b + c)), rel=1e-12
+    )
 
 
 def test_a_speedup_is_the_ratio_of_rates_and_its_range_holds_it():
@@ -43,7 +48,9 @@ def test_a_speedup_is_the_ratio_of_rates_and_its_range_holds_it():
 def test_a_speedup_without_prompts_takes_their_seconds_away_on_both_sides():
     tokens, seconds = np.array([10, 20]), np.array([[2.0, 3.0], [2.2, 3.2], [1.9, 3.1]])
     reading = seconds - 1  # a second is left of every call
-    value, interval = speedup(tokens, seconds, tokens, 2 * seconds, less=reading, base_less=2 * reading)
+    value, interval = speedup(
+        tokens, seconds, tokens, 2 * seconds, less=reading, base_less=2 * reading
+    )
     assert value == pytest.approx(2) and interval == pytest.approx((2, 2))
     value, interval = speedup(tokens, seconds, tokens, seconds, less=reading, base_less=reading - 1)
     assert value == pytest.approx(2)
@@ -55,7 +62,12 @@ def test_a_speedup_without_prompts_takes_their_seconds_away_on_both_sides():
 def test_what_is_timed_as_a_whole_has_a_range_over_passes():
     seconds, base = [1.0, 1.2, 0.9], [2.2, 2.0, 3.0]
     value, (low, high) = quicker(seconds, base)
-    assert value == pytest.approx(2.2) and low < value < high and low >= 2.0 / 1.2 and high <= 3.0 / 0.9
+    assert (
+        value == pytest.approx(2.2)
+        and low < value < high
+        and low >= 2.0 / 1.2
+        and high <= 3.0 / 0.9
+    )
     assert quicker(base, seconds)[0] == pytest.approx(1 / value)
     assert quicker(seconds, base, 30, 10)[0] == pytest.approx(3 * value)
     value, interval = quicker([1.0], [2.0])
@@ -114,7 +126,9 @@ def test_paired_interval_covers_the_truth():
 def test_interval_of_a_ratio():
     """By hand, at its limits, and how often it holds the true ratio of 5 tokens a call."""
     spread = 1.959964 * np.sqrt(3 / 2 * (1 + 1 + 0)) / 6  # R = 2, tokens - 2 calls: -1, 1, 0
-    assert ratio(np.array([1, 5, 6]), np.array([1, 2, 3])) == pytest.approx((2 - spread, 2 + spread))
+    assert ratio(np.array([1, 5, 6]), np.array([1, 2, 3])) == pytest.approx(
+        (2 - spread, 2 + spread)
+    )
     assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
     assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
     for wrong in (([], []), ([1, 2], [1]), ([1], [0])):

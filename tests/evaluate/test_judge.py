@@ -27,7 +27,9 @@ def model_of(network=JUDGE, spec=None, tokenizer=None):
 def losses_of(row, before=()):
     """Nats of each token that has another one before it."""
     whole, total = [*before, *row], math.log(math.exp(JUDGE.sharpness) + JUDGE.vocab_size - 1)
-    right = [JUDGE.expected(whole[:i], 1) == [whole[i]] for i in range(max(1, len(before)), len(whole))]
+    right = [
+        JUDGE.expected(whole[:i], 1) == [whole[i]] for i in range(max(1, len(before)), len(whole))
+    ]
     return [total - JUDGE.sharpness * hit for hit in right]
 
 
@@ -73,11 +75,15 @@ class TestDefinitions:
         assert found.perplexity == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
         assert found.counted.tolist() == [len(row) for row in rows]
         full = [[1] * JUDGE.max_length]
-        assert judge_ids(model_of(spec=spec), full, begin=True).counted.tolist() == [JUDGE.max_length]
+        assert judge_ids(model_of(spec=spec), full, begin=True).counted.tolist() == [
+            JUDGE.max_length
+        ]
 
     def test_an_empty_sample_has_no_say(self):
         rows = samples()[:3]
-        assert judge_ids(model_of(), [*rows, []]).perplexity == judge_ids(model_of(), rows).perplexity
+        assert (
+            judge_ids(model_of(), [*rows, []]).perplexity == judge_ids(model_of(), rows).perplexity
+        )
         above, below, counted = summed([np.zeros(0, np.float32)], [[]], "sdtt", (END,))
         assert above.tolist() == below.tolist() == [0.0] and counted.tolist() == [0]
 
@@ -92,19 +98,31 @@ class TestTexts:
             rows = [tokenizer.encode(text)[:room] for text in texts]
             found = judge_texts(judge, texts, definition="sdtt")
             same = judge_ids(judge, rows, definition="sdtt", begin=bos is not None)
-            assert (found.perplexity, found.variety, found.cut) == (same.perplexity, same.variety, 1)
+            assert (found.perplexity, found.variety, found.cut) == (
+                same.perplexity,
+                same.variety,
+                1,
+            )
         assert judge_texts(judge, texts[:2]).definition == "mdlm"
 
     def test_answers_after_prompts(self):
         """Each token of an answer has its probability after all before it, by ids or, elsewhere, by texts."""
-        prompt, letters, more = [3, 5], character_tokenizer(LETTERS), character_tokenizer("-" + LETTERS)
+        prompt, letters, more = (
+            [3, 5],
+            character_tokenizer(LETTERS),
+            character_tokenizer("-" + LETTERS),
+        )
         rows = [[*JUDGE.expected(prompt, 1), 2], [4, 1, 1]]
         want = [[-sum(losses_of(row, before=prompt)), len(row)] for row in rows]
         judge = model_of(tokenizer=letters)
-        np.testing.assert_allclose(judge_answers(judge, letters, [prompt] * 2, rows), want, rtol=1e-4)
+        np.testing.assert_allclose(
+            judge_answers(judge, letters, [prompt] * 2, rows), want, rtol=1e-4
+        )
         rows[0], want[0] = [4], [-losses_of([4], before=prompt)[0], 1]
         ids = [[i + 1 for i in row] for row in (prompt, *rows)]
-        np.testing.assert_allclose(judge_answers(judge, more, ids[:1] * 2, ids[1:]), want, rtol=1e-4)
+        np.testing.assert_allclose(
+            judge_answers(judge, more, ids[:1] * 2, ids[1:]), want, rtol=1e-4
+        )
 
     def test_no_tokenizer(self):
         with pytest.raises(ValueError, match="no tokenizer"):
@@ -121,7 +139,9 @@ class TestRefusals:
         ],
     )
     def test_models_that_cannot_judge(self, network, spec):
-        with pytest.raises(ValueError, match="a judge must be a model that predicts the next token"):
+        with pytest.raises(
+            ValueError, match="a judge must be a model that predicts the next token"
+        ):
             judge_ids(model_of(network, spec), samples())
 
     def test_what_does_not_fit(self):

@@ -41,7 +41,9 @@ class TestEntropies:
         rng = np.random.default_rng(0)
         rows = rng.integers(0, 5, (40, 30)).tolist()
         found = variety(rows)
-        assert found["unigram_entropy"] == entropy(rows) and found["fourgram_entropy"] == entropy(rows, 4)
+        assert found["unigram_entropy"] == entropy(rows) and found["fourgram_entropy"] == entropy(
+            rows, 4
+        )
         assert found["sample_entropy"] == sample_entropy(rows)
         low, high = found["fourgram_entropy_interval"]
         assert low < found["fourgram_entropy"] < high < math.log(5**4)
@@ -71,12 +73,17 @@ class TestIntervals:
         low, high = bootstrap(a, b)
         assert low < a.sum() / b.sum() < high and bootstrap(a, b) == (low, high)
         mean, error = a.mean(), a.std(ddof=1) / math.sqrt(200)
-        assert bootstrap(a) == pytest.approx((mean - Z95 * error, mean + Z95 * error), abs=0.15 * error)
+        assert bootstrap(a) == pytest.approx(
+            (mean - Z95 * error, mean + Z95 * error), abs=0.15 * error
+        )
         assert bootstrap(2 * b, b) == pytest.approx((2, 2))
 
     def test_too_little_for_a_bootstrap(self):
         assert bootstrap([3.0]) == (-math.inf, math.inf)
-        assert bootstrap([1.0, 0.0], [1.0, 0.0]) == (-math.inf, math.inf)  # some resample has nothing below
+        assert bootstrap([1.0, 0.0], [1.0, 0.0]) == (
+            -math.inf,
+            math.inf,
+        )  # some resample has nothing below
         for wrong in ([], [[1.0]]):
             with pytest.raises(ValueError, match="two vectors of one length"):
                 bootstrap(wrong)
@@ -120,7 +127,9 @@ class TestNgrams:
         assert model.probability(0, []) == pytest.approx((2 + 2 / 2) / (4 + 2))
         assert model.probability(1, [0]) == pytest.approx((2 + 1 * 0.5) / (2 + 1))
         assert model.probability(0, [1]) == pytest.approx((1 + 1 * 0.5) / (1 + 1))
-        assert model.probability(0, [0, 1]) == model.probability(0, [1])  # older tokens do not count
+        assert model.probability(0, [0, 1]) == model.probability(
+            0, [1]
+        )  # older tokens do not count
         logs = [math.log(0.5), math.log(2.5 / 3), math.log(0.75), math.log(0.5)]
         assert model.perplexity([[0, 1, 0], [1]]) == pytest.approx(math.exp(-sum(logs) / 4))
 

@@ -93,17 +93,23 @@ class Row:
             changes.pop("temperature", None)
         return self.kind.Knobs(**{**self.knobs, **changes})
 
-    def expected(self, prompt: Sequence[int], count: int, recurrence: int | None = None) -> list[int]:
+    def expected(
+        self, prompt: Sequence[int], count: int, recurrence: int | None = None
+    ) -> list[int]:
         stub = self.network()
         if self.net is StubDenoiser:
             return stub.expected([*prompt, *[None] * count])[len(prompt) :]
         return stub.expected(prompt, count, recurrence or self.recurrence)
 
 
-def causal_row(kind: type, count: Callable[..., Count] | None, stub: dict[str, Any], **options: Any) -> Row:
+def causal_row(
+    kind: type, count: Callable[..., Count] | None, stub: dict[str, Any], **options: Any
+) -> Row:
     """A row on the causal stub; the options tell the calls as well."""
     options = {**options, "log_probs": True}
-    return Row(kind, options, stub=stub, net=StubCausal, count=count and functools.partial(count, options))
+    return Row(
+        kind, options, stub=stub, net=StubCausal, count=count and functools.partial(count, options)
+    )
 
 
 def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row:
@@ -117,7 +123,15 @@ def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row
 def released_row(kind: type, most: Callable[[int], int], **options: Any) -> Row:
     """A row of a released block decoder, whose first call commits nothing."""
     return Row(
-        kind, options, {}, REPEATING, StubCausal, overruns=True, only_greedy=True, first=(1, 0), most=most
+        kind,
+        options,
+        {},
+        REPEATING,
+        StubCausal,
+        overruns=True,
+        only_greedy=True,
+        first=(1, 0),
+        most=most,
     )
 
 
@@ -146,10 +160,14 @@ def wave_row(
 def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:
     """A row on the denoiser, one token a call."""
     knobs, options = {"threshold": 2.0}, {**options, "log_probs": True}
-    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0))
+    return Row(
+        kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0)
+    )
 
 
-def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any) -> Row:
+def masked_row(
+    kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any
+) -> Row:
     """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
     knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
@@ -157,4 +175,6 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
 
 def whole_batch_row(kind: type, calls: int, **options: Any) -> Row:
     """A row of a released sampler of canvases that calls its network for a whole batch, so often at most."""
-    return dataclasses.replace(masked_row(kind, None, {}, **options), batch_wide=True, most=lambda new: calls)
+    return dataclasses.replace(
+        masked_row(kind, None, {}, **options), batch_wide=True, most=lambda new: calls
+    )

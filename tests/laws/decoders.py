@@ -46,17 +46,27 @@ from paradec_jax import decode
 
 MIXED = {"needed": (3, 1, 2, 4, 1)}
 ROWS = {
-    "autoregressive": Row(decode.AutoRegressive, {"log_probs": True}, net=StubCausal, count=one_by_one_count),
+    "autoregressive": Row(
+        decode.AutoRegressive, {"log_probs": True}, net=StubCausal, count=one_by_one_count
+    ),
     "static": Row(decode.Static, {"log_probs": True}, stub=MIXED, count=static_count),
     "static-hasty": Row(
-        decode.Static, {"recurrence": 2}, stub={**MIXED, "recurrence": 2}, recurrence=2, count=static_count
+        decode.Static,
+        {"recurrence": 2},
+        stub={**MIXED, "recurrence": 2},
+        recurrence=2,
+        count=static_count,
     ),
     "static-continuous": Row(decode.Static, {"continuous": True}, stub=MIXED, count=static_count),
     "adaptive-latent": Row(
         decode.Adaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000, count=latent_count
     ),
     "adaptive-entropy": Row(
-        decode.Adaptive, {"criterion": "entropy-diff"}, stub=MIXED, recurrence=2, count=second_check_count
+        decode.Adaptive,
+        {"criterion": "entropy-diff"},
+        stub=MIXED,
+        recurrence=2,
+        count=second_check_count,
     ),
     "adaptive-argmax": Row(
         decode.Adaptive,
@@ -93,18 +103,34 @@ ROWS = {
     "wavefront-restart": wave_row(
         stub={"needed": (2, 1)}, recurrence=None, window=5, headway=3, warm_start=False
     ),
-    "wavefront-straight-through": wave_row(decode.SoftWavefront, counted=True, window=4, log_probs=True),
+    "wavefront-straight-through": wave_row(
+        decode.SoftWavefront, counted=True, window=4, log_probs=True
+    ),
     "prompt-lookup": causal_row(
-        decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3, min_ngram=1, num_short=2
+        decode.PromptLookup,
+        prompt_lookup_count,
+        REPEATING,
+        max_ngram=2,
+        num_pred=3,
+        min_ngram=1,
+        num_short=2,
     ),
     "lookahead": causal_row(
-        decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
+        decode.Lookahead,
+        lookahead_count,
+        REPEATING,
+        level=4,
+        window=3,
+        guesses=2,
+        pool_from_prompt=True,
     ),
     "jacobi": jacobi_row(decode.Jacobi, block=4),
     "jacobi-candidates": jacobi_row(decode.Jacobi, block=4, candidates=3),
     "jacobi-running-pool": jacobi_row(decode.Jacobi, block=5, running=True, pool=2),
     "jacobi-blocks": jacobi_row(decode.Jacobi, block=3, blocks=2, pool=1, spawn=0.5),
-    "jacobi-blocks-candidates": jacobi_row(decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0),
+    "jacobi-blocks-candidates": jacobi_row(
+        decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0
+    ),
     "masked": masked_row(decode.Masked, whole_canvas_count, chunk=4, log_probs=True),
     "masked-groups": masked_row(decode.Masked, None, {"steps": 3, "grid": "cosine"}, chunk=2),
     "masked-single": masked_row(decode.Masked, whole_canvas_count, {}, order="single"),
@@ -115,7 +141,9 @@ ROWS = {
     ),
     **decoders_block.BLOCKS,
     # Released programs
-    "released-adaptive": Row(replicas.ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
+    "released-adaptive": Row(
+        replicas.ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000
+    ),
     "released-wavefront": Row(
         replicas.ReleasedWavefront,
         {"window": 5, "inner_recurrence": 2, "recurrence": 4, "buckets": (1, 3)},
@@ -151,7 +179,11 @@ ROWS = {
     "released-window": released_row(replicas.ReleasedRunningWindow, lambda new: new + 1, block=4),
     "released-masked": dataclasses.replace(
         masked_row(
-            replicas.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+            replicas.ReleasedMasked,
+            functools.partial(grid_count, 6),
+            {},
+            sampler="ancestral",
+            steps=5,
         ),
         most=lambda new: 5 + 1,
     ),
@@ -165,7 +197,8 @@ ROWS = {
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
     "any-order-shifted": dataclasses.replace(
-        canvas_row(house.AnyOrder, whole_canvas_count, 0), stub={"sharpness": 12.0, "alignment": "next"}
+        canvas_row(house.AnyOrder, whole_canvas_count, 0),
+        stub={"sharpness": 12.0, "alignment": "next"},
     ),
     "dual-cache": canvas_row(house.DualCache, functools.partial(dual_cache_count, 4), 1),
     "dual-cache-per-query": canvas_row(
@@ -176,7 +209,9 @@ ROWS = {
 # each class that steps in a way of its own, and those that compile more where the machine goes one too. Slow are
 # replicas, whose recorded arrays `make golden` replays, and programs that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
-REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
+REPLICAS = tuple(
+    name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas")
+)
 LONG = (
     *REPLICAS,
     "residual-speculative-random",
@@ -192,7 +227,13 @@ LONG += (
     "wavefront-bursts",
     "any-order-shifted",
 )
-LONG += ("static-hasty", "static-continuous", "masked-single", "dual-cache-per-query", "wavefront-buckets")
+LONG += (
+    "static-hasty",
+    "static-continuous",
+    "masked-single",
+    "dual-cache-per-query",
+    "wavefront-buckets",
+)
 ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
 # One of each kind of state goes through all drivers.
 KINDS = ("autoregressive", "wavefront", "jacobi", "masked", "block", "residual")
@@ -204,7 +245,9 @@ COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
 CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
 SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)
 EACH_CLASS = over(CLASSES, {*CLASSES} - {*KINDS})
-EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], {*CLASSES} - {*KINDS})
+EACH_SAMPLED_CLASS = over(
+    [name for name in CLASSES if not ROWS[name].only_greedy], {*CLASSES} - {*KINDS}
+)
 
 
 # On small models of random weights
@@ -218,7 +261,10 @@ REAL = {
 }
 CAUSAL = {
     "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3, "min_ngram": 1}),
-    "lookahead": (decode.Lookahead, {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True}),
+    "lookahead": (
+        decode.Lookahead,
+        {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
+    ),
     "jacobi": (decode.Jacobi, {"block": 4, "running": True, "candidates": 2}),
     "jacobi-blocks": (decode.Jacobi, {"block": 3, "blocks": 2, "pool": 2}),
 }
@@ -245,7 +291,12 @@ def traced(
     with jax.debug_key_reuse(True):
         request = tiny_request(news, stop=stop)
         return decode.trace(
-            row.decoder(network), row.params, request, row.values(**knobs), n=STEPS, record=record_all
+            row.decoder(network),
+            row.params,
+            request,
+            row.values(**knobs),
+            n=STEPS,
+            record=record_all,
         )
 
 

@@ -49,28 +49,51 @@ def block_row(
 
 
 def head_row(
-    kind: type, block: int, count: Any = None, knobs: Any = None, says: str | None = "right", **rest: Any
+    kind: type,
+    block: int,
+    count: Any = None,
+    knobs: Any = None,
+    says: str | None = "right",
+    **rest: Any,
 ) -> Row:
     """A row of a decoder with a residual head that is right, lies, guesses, or (None) does not run."""
     of = StubDenoiser(sharpness=12.0, block=block, alignment=rest.get("alignment", "own"))
-    return block_row(kind, block, count, knobs, head="zero" if says is None else StubHead(of, says), **rest)
+    return block_row(
+        kind, block, count, knobs, head="zero" if says is None else StubHead(of, says), **rest
+    )
 
 
 BLOCKS = {
     "block": block_row(decode.BlockDenoising, 4, block_count, rule="static", log_probs=True),
-    "block-next": block_row(decode.BlockDenoising, 3, block_count, SURE, alignment="next", rule="dynamic"),
-    "block-unfused": block_row(decode.BlockDenoising, 2, block_count, SURE, rule="threshold", **APART),
-    "block-random": block_row(decode.BlockDenoising, 4, None, {"steps": 2}, first=(1, 0), rule="random"),
+    "block-next": block_row(
+        decode.BlockDenoising, 3, block_count, SURE, alignment="next", rule="dynamic"
+    ),
+    "block-unfused": block_row(
+        decode.BlockDenoising, 2, block_count, SURE, rule="threshold", **APART
+    ),
+    "block-random": block_row(
+        decode.BlockDenoising, 4, None, {"steps": 2}, first=(1, 0), rule="random"
+    ),
     "soft-block": block_row(decode.SoftBlock, 4, block_count, SURE, log_probs=True),
     "elastic": block_row(
-        ElasticDenoising, 2, None, {"length_entropy": 1.0}, others=(4,), rule="static", log_probs=True
+        ElasticDenoising,
+        2,
+        None,
+        {"length_entropy": 1.0},
+        others=(4,),
+        rule="static",
+        log_probs=True,
     ),
     "elastic-one": block_row(ElasticDenoising, 4, block_count, SURE, rule="dynamic"),
-    "residual": head_row(decode.Residual, 4, residual_count, rule="static", head_steps=2, log_probs=True),
+    "residual": head_row(
+        decode.Residual, 4, residual_count, rule="static", head_steps=2, log_probs=True
+    ),
     "residual-next": head_row(
         decode.Residual, 2, residual_count, SURE, alignment="next", rule="threshold", **APART
     ),
-    "residual-zero": head_row(decode.Residual, 4, None, SURE, says=None, rule="dynamic", head_rule="dynamic"),
+    "residual-zero": head_row(
+        decode.Residual, 4, None, SURE, says=None, rule="dynamic", head_rule="dynamic"
+    ),
     "residual-speculative": head_row(
         decode.ResidualSpeculative, 4, drafted_block_count, rule="static", log_probs=True
     ),
@@ -96,10 +119,13 @@ BLOCKS = {
     "residual-speculative-random": head_row(
         decode.ResidualSpeculative, 4, None, {"threshold": 0.4}, says="random", rule="dynamic"
     ),
-    "residual-veto": head_row(ResidualVeto, 4, None, {"threshold": 0.5}, judge="confidence", log_probs=True),
+    "residual-veto": head_row(
+        ResidualVeto, 4, None, {"threshold": 0.5}, judge="confidence", log_probs=True
+    ),
     # Released programs
     "released-denoising": dataclasses.replace(
-        block_row(replicas.ReleasedDenoising, 2, None, SURE, first=(1, 0), program="jetengine"), overruns=True
+        block_row(replicas.ReleasedDenoising, 2, None, SURE, first=(1, 0), program="jetengine"),
+        overruns=True,
     ),
     "released-speculative": dataclasses.replace(
         head_row(replicas.ReleasedSpeculative, 4, first=(1, 0), each=3, candidates=2),

@@ -58,10 +58,15 @@ class AnyOrder(DecoderBase):
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
         hidden = out.hidden
-        if self.spec.alignment == "next":  # each position predicts the one after it; the first one is given
+        if (
+            self.spec.alignment == "next"
+        ):  # each position predicts the one after it; the first one is given
             hidden = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
         logits = self.network.logits(params, hidden)
-        tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
+        tokens, scores = (
+            self.sample(logits, positions, state.rows, knobs),
+            score.probability(logits),
+        )
         where = reveal.threshold(scores, open_, knobs.threshold)
         state = state.reveal(tokens, where, start, self.scores(logits, tokens))
         return state, Revealed(start, scores, where)
@@ -106,7 +111,9 @@ class DualCache(DecoderBase):
         cache = self.network.write(self.empty_cache(request, width), out.kv, start)
         return DualCacheState(**vars(canvas.spend(out.counts, canvas.rows.limit)), cache=cache)
 
-    def step(self, params: Any, state: DualCacheState, knobs: RevealKnobs) -> tuple[DualCacheState, Revealed]:
+    def step(
+        self, params: Any, state: DualCacheState, knobs: RevealKnobs
+    ) -> tuple[DualCacheState, Revealed]:
         """One call on the block that holds each row's first open position."""
         at = state.rows.length // self.block * self.block
         tokens, positions, open_, mask = state.window(at, self.block)
@@ -118,7 +125,10 @@ class DualCache(DecoderBase):
         out = self.network.forward(params, tokens, positions, Prefix(state.cache, elsewhere), mask)
         state = state.spend(out.counts, jnp.sum(window(state.inside, at, self.block), axis=1))
         logits = self.network.logits(params, out.hidden)
-        tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
+        tokens, scores = (
+            self.sample(logits, positions, state.rows, knobs),
+            score.probability(logits),
+        )
         where = reveal.threshold(scores, open_, knobs.threshold)
         state = state.reveal(tokens, where, at, self.scores(logits, tokens))
         cache = self.network.write(state.cache, out.kv, write_after_read(at, tokens))

@@ -14,14 +14,15 @@ from small_tokenizers import byte_level
 from tokenizers import AddedToken
 
 import paradec_jax as pd
-from paradec_jax import chat, store
+from paradec_jax import store
 from paradec_jax.cli.answers import _rendered
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import encoded, read_examples
 from paradec_jax.data.problems import encode_prompts, read_problems
 from paradec_jax.generate import continuation_task
-from paradec_jax.recipes.blocks import Blocks
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.objectives.blocks import Blocks
+from paradec_jax.text import chat
+from paradec_jax.text.tokenizer import Tokenizer
 
 TABLE = tomllib.loads(Path(__file__).parents[1].joinpath("conversations.toml").read_text())
 TEMPLATES = TABLE["templates"]
@@ -40,7 +41,9 @@ WORDS = words_of()
 
 
 def model_of(template, words=WORDS):
-    return store.Model(replace(CONFIG, max_length=2048), {}, TokenSpec(bos=1, stop=(2,)), words, template)
+    return store.Model(
+        replace(CONFIG, max_length=2048), {}, TokenSpec(bos=1, stop=(2,)), words, template
+    )
 
 
 def task_of(model, talk, answer="", **options):
@@ -52,7 +55,9 @@ def task_of(model, talk, answer="", **options):
 
 
 REFUSE = {("gemma", "a system message"), ("gemma", "a call")}
-REFUSE |= set(itertools.product(["unended"], ["a call"]))  # which writes no call, so that the answer is empty
+REFUSE |= set(
+    itertools.product(["unended"], ["a call"])
+)  # which writes no call, so that the answer is empty
 PAIRS = [pair for pair in itertools.product(TEMPLATES, TABLE["lines"]) if pair not in REFUSE]
 
 
@@ -66,7 +71,9 @@ def test_every_door_has_the_same_prompts(name, line, tmp_path):
         asked, answered = ({**line, "messages": line["messages"][:n]} for n in (i, i + 1))
         (prompt,) = task_of(model, [asked]).prompts
         (tmp_path / f"{i}.jsonl").write_text(json.dumps(asked))
-        examples = read_examples(tmp_path / f"{i}.jsonl", model, folder=tmp_path, length=2048, prompts=True)
+        examples = read_examples(
+            tmp_path / f"{i}.jsonl", model, folder=tmp_path, length=2048, prompts=True
+        )
         assert examples.prompt(0).tolist() == prompt
         if message["content"]:  # else it is a call, which is no text to be measured
             (tmp_path / f"{i}.jsonl").write_text(json.dumps(answered))
@@ -116,7 +123,9 @@ def test_lines_and_examples_are_counted_apart(tmp_path):
 
 def test_no_mask_is_a_token_of_any_role():
     job = SimpleNamespace(model=model_of(TEMPLATES["phi"]), run=SimpleNamespace(model="it"))
-    job.examples = SimpleNamespace(ids=[WORDS.id_of(text) for text in TOKENS if "system" not in text])
+    job.examples = SimpleNamespace(
+        ids=[WORDS.id_of(text) for text in TOKENS if "system" not in text]
+    )
     with pytest.raises(ValueError, match="neither it nor its chat template"):
         Blocks(mask="<|system|>").unused(job)
 
@@ -152,7 +161,10 @@ def test_transformers_writes_and_marks_the_same(name, line):
         peers = write(messages, **options)
         ((ids, counted),), _ = encoded(talk, model, False)
         assert peers["input_ids"][: len(ids)] == ids
-        assert peers["assistant_masks"] == [*map(int, counted), *[0] * (len(peers["input_ids"]) - len(ids))]
+        assert peers["assistant_masks"] == [
+            *map(int, counted),
+            *[0] * (len(peers["input_ids"]) - len(ids)),
+        ]
 
 
 def test_a_turn_ends_at_an_added_token_that_is_not_special():
@@ -169,6 +181,11 @@ def test_an_unfinished_answer_goes_on(name):
     task = task_of(model, begun, " is", continue_last=True)
     assert task.prompts == [model.tokenizer.encode(text)] and task.run().text[0].startswith(" is")
     called = [*asked, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]
-    for talk, option in ((begun, False), ({"messages": asked}, True), (["a"], True), (called, True)):
+    for talk, option in (
+        (begun, False),
+        ({"messages": asked}, True),
+        (["a"], True),
+        (called, True),
+    ):
         with pytest.raises(ValueError, match="continue_last"):
             task_of(model, talk, continue_last=option)

@@ -78,13 +78,18 @@ def test_log_probabilities_are_those_of_a_forward_pass():
     scores = np.asarray(jnp.take_along_axis(scores, result.tokens[:, 1:, None], axis=-1)[..., 0])
     for i in range(len(PROMPTS)):
         start, end = int(result.prompt_lengths[i]), int(result.lengths[i])
-        np.testing.assert_allclose(result.log_probs[i, start:end], scores[i, start - 1 : end - 1], atol=2e-5)
+        np.testing.assert_allclose(
+            result.log_probs[i, start:end], scores[i, start - 1 : end - 1], atol=2e-5
+        )
         assert not np.any(result.log_probs[i, :start]) and not np.any(result.log_probs[i, end:])
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}), slow(decode.Jacobi, {"block": 3})],
+    [
+        (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
+        slow(decode.Jacobi, {"block": 3}),
+    ],
 )
 def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
     decoder = tiny(kind, "full", **options)
@@ -111,7 +116,10 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
     wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2, prefill_recurrence=8)
     knobs = {"temperature": temperature, "exit_threshold": 0.4}
     waved = decode.run(
-        wave, tiny_params(), tiny_request(BUDGET), wave.Knobs(momentum=0.0, max_recurrence=8, **knobs)
+        wave,
+        tiny_params(),
+        tiny_request(BUDGET),
+        wave.Knobs(momentum=0.0, max_recurrence=8, **knobs),
     )
     adaptive = tiny(decode.Adaptive, "shared", max_recurrence=8, exit_in_prefill=False)
     adapted = decode.run(
@@ -147,9 +155,13 @@ WITHOUT_EXIT = {
 def test_prompts_may_be_read_at_a_recurrence_of_their_own(other):
     """As static decoding that reads the prompt once and a token four times."""
     request, choices = tiny_request(BUDGET), {"prefill_recurrence": 1}
-    expected = decode.run(tiny(decode.Static, "shared", recurrence=4, **choices), tiny_params(), request)
+    expected = decode.run(
+        tiny(decode.Static, "shared", recurrence=4, **choices), tiny_params(), request
+    )
     assert expected.counts["recurrences"].tolist() == [1 + 4 * (BUDGET - 1)] * len(PROMPTS)
-    assert expected.completions() != static("shared").completions(), "the prompt's recurrence changes nothing"
+    assert expected.completions() != static("shared").completions(), (
+        "the prompt's recurrence changes nothing"
+    )
     kind, options, knobs = WITHOUT_EXIT[other]
     decoder = tiny(kind, "shared", **options, **choices)
     result = decode.run(decoder, tiny_params(), request, kind.Knobs(exit_threshold=0.0, **knobs))
@@ -164,7 +176,9 @@ def test_jacobi_decoding_at_a_depth_is_static_decoding_at_that_depth(running):
     request, depths = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 1}
     one_by_one = tiny(decode.Static, "shared", **depths)
     drafted = decode.Jacobi(tiny_network(recurrence=2), SIZE, block=4, running=running, **depths)
-    found, expected = (decode.run(decoder, tiny_params(), request) for decoder in (drafted, one_by_one))
+    found, expected = (
+        decode.run(decoder, tiny_params(), request) for decoder in (drafted, one_by_one)
+    )
     assert found.completions() == expected.completions()
     assert found.counts["recurrences"].tolist() == (1 + 4 * (found.network_calls - 1)).tolist()
     assert (found.network_calls <= expected.network_calls).all()
@@ -188,7 +202,12 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
     """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
     recurrence = tiny_network().recurrence
     wave = tiny(
-        decode.Wavefront, "shared", inner_recurrence=recurrence, window=5, headway=3, warm_start=False
+        decode.Wavefront,
+        "shared",
+        inner_recurrence=recurrence,
+        window=5,
+        headway=3,
+        warm_start=False,
     )
     knobs = wave.Knobs(momentum=0.0, exit_threshold=np.inf, temperature=temperature)
     waved = decode.run(wave, tiny_params(), tiny_request(BUDGET), knobs)
@@ -209,7 +228,9 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature, penalty):
     drafted = decode.run(kind(stub, size, **options), None, request, knobs)
     assert drafted.completions() == static
     assert (drafted.network_calls < 36).all(), drafted.network_calls
-    right = [stub.expected(prompt, len(tokens)) for prompt, tokens in zip(PROMPTS, static, strict=True)]
+    right = [
+        stub.expected(prompt, len(tokens)) for prompt, tokens in zip(PROMPTS, static, strict=True)
+    ]
     assert (static == right) == (temperature == 0)
 
     request = tiny_request((BUDGET, 4, 7), stop=(2,))
@@ -223,7 +244,9 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature, penalty):
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
-@pytest.mark.parametrize("name", ["prompt-lookup", "jacobi", slow("lookahead"), slow("jacobi-blocks")])
+@pytest.mark.parametrize(
+    "name", ["prompt-lookup", "jacobi", slow("lookahead"), slow("jacobi-blocks")]
+)
 @pytest.mark.slow
 def test_drafts_under_sliding_windows_are_static_decoding(name):
     """A layer that sees 6 positions below one that sees all, with positions scaled by their number."""
@@ -247,7 +270,9 @@ def test_rows_of_a_model_are_independent(name):
     knobs = kind.Knobs(temperature=1.0, **knobs)
     together = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
     row, padded = 2, request.take([2])
-    padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
+    padded = dataclasses.replace(
+        padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7)
+    )
     alone = decode.run(kind(tiny_network(cache), SIZE + 4, **options), tiny_params(), padded, knobs)
     assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
 
@@ -259,7 +284,9 @@ def test_rows_of_a_causal_model_are_independent(name):
     request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
     together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
     padded = request.take([2])
-    padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
+    padded = dataclasses.replace(
+        padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7)
+    )
     decoder = causal(kind, SIZE + 4, **options)
     alone = rows_of(decode.run(decoder, tiny_causal_params(), padded, knobs), 0, columns=SIZE)
     np.testing.assert_allclose(alone.pop("log_probs"), together.pop("log_probs"), atol=2e-5)
@@ -271,21 +298,33 @@ def test_buckets_change_nothing():
     kind, cache, options, knobs = REAL["wavefront"]
     request, knobs = tiny_request((BUDGET, 3, 6)), kind.Knobs(temperature=1.0, **knobs)
     plain = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
-    bucketed = decode.run(tiny(kind, cache, buckets=(2, 3), **options), tiny_params(), request, knobs)
+    bucketed = decode.run(
+        tiny(kind, cache, buckets=(2, 3), **options), tiny_params(), request, knobs
+    )
     assert listed(bucketed) == listed(plain)
 
 
 # Blocks: what rides with another call changes no token
 
 RIDING = ("block", "soft-block", "residual", "residual-speculative")
-SELDOM = ("block-next", "block-random", "residual-next", "residual-speculative-next", "residual-veto")
+SELDOM = (
+    "block-next",
+    "block-random",
+    "residual-next",
+    "residual-speculative-next",
+    "residual-veto",
+)
 
 
 def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:
     """Results with stores and prompts that ride with other calls, and without."""
     for fused in (True, False):
-        options = {name: fused for name in ("fuse_store", "fuse_prompt", "ride") if hasattr(decoder, name)}
-        yield decode.run(dataclasses.replace(decoder, log_probs=True, **options), params, request, knobs)
+        options = {
+            name: fused for name in ("fuse_store", "fuse_prompt", "ride") if hasattr(decoder, name)
+        }
+        yield decode.run(
+            dataclasses.replace(decoder, log_probs=True, **options), params, request, knobs
+        )
 
 
 @over((*RIDING, *SELDOM), SELDOM)
@@ -308,7 +347,9 @@ def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
     spec, options = TokenSpec(mask=31, alignment=alignment), {"head": tiny_head()} if head else {}
     params = {"network": tiny_blocks_params(1, 3.0), "head": tiny_head_params()}
     params = params if head else params["network"]
-    decoder = (decode.Residual if head else decode.BlockDenoising)(tiny_blocks(), 24, spec, **options)
+    decoder = (decode.Residual if head else decode.BlockDenoising)(
+        tiny_blocks(), 24, spec, **options
+    )
     knobs = decoder.Knobs(temperature=0.9, threshold=0.6, steps=2)
     request = tiny_request((11, 4, 14), seed=2)
     fused, plain = fused_and_plain(decoder, params, request, knobs)
@@ -329,5 +370,7 @@ def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
 
 def test_random_weights_accept_few_drafts():
     decoder = tiny(decode.SelfSpeculative, "full", draft_recurrence=2, lookahead=3)
-    rounds = (int(decode.run(decoder, tiny_params(2), tiny_request(BUDGET)).network_calls.max()) - 1) / 4
+    rounds = (
+        int(decode.run(decoder, tiny_params(2), tiny_request(BUDGET)).network_calls.max()) - 1
+    ) / 4
     assert rounds > 0.8 * (BUDGET - 1), f"{rounds} rounds"

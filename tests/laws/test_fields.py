@@ -19,7 +19,9 @@ CHECKS = ("__post_init__", "check", "to_dict")  # what they read of their own cl
 
 def dataclasses_in(tree: ast.Module) -> Iterator[ast.ClassDef]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+        if isinstance(node, ast.ClassDef) and any(
+            "dataclass" in ast.unparse(d) for d in node.decorator_list
+        ):
             yield node
 
 

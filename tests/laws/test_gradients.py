@@ -67,9 +67,13 @@ def soft_loss(kind: type, relaxation: str, remat: bool = True) -> Any:
     def loss(knobs: dict[str, jax.Array], params: Any) -> Any:
         arguments = (params, request, decoder.Knobs(**knobs))
         if remat:
-            _, (values, events) = decode.rollout(decoder, *arguments, n=STEPS, segment=2, record=seen)
+            _, (values, events) = decode.rollout(
+                decoder, *arguments, n=STEPS, segment=2, record=seen
+            )
         else:
-            _, (values, events) = decode.trace(decoder.differentiable(), *arguments, n=STEPS, record=seen)
+            _, (values, events) = decode.trace(
+                decoder.differentiable(), *arguments, n=STEPS, record=seen
+            )
         return jnp.sum(values), events
 
     return loss
@@ -80,7 +84,9 @@ def graded(relaxation: str) -> Any:
     """Value, events and gradient of the loss at `KNOBS`."""
     with jax.enable_x64(True):
         loss = soft_loss(decode.SoftWavefront, relaxation)
-        (value, events), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(at_knobs(), wide_params())
+        (value, events), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+            at_knobs(), wide_params()
+        )
         return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
 
 
@@ -90,7 +96,9 @@ def plain() -> Any:
     return jax.jit(soft_loss(Constant, "soft"))
 
 
-def check_differences(params: Any, gradient: dict[str, np.ndarray], events: Any, h: float = 1e-5) -> None:
+def check_differences(
+    params: Any, gradient: dict[str, np.ndarray], events: Any, h: float = 1e-5
+) -> None:
     """Compares a gradient at `KNOBS` with central differences of `plain()`, at which no token may change."""
     committed = np.asarray(events[1])
     assert committed.sum() > 2 and (committed == 0).any(), "the wave never waits or never moves"
@@ -99,7 +107,10 @@ def check_differences(params: Any, gradient: dict[str, np.ndarray], events: Any,
             step = np.zeros(np.size(value))
             step[i] = h
             high, low = (
-                plain()({**at_knobs(), name: at_knobs()[name] + sign * step.reshape(np.shape(value))}, params)
+                plain()(
+                    {**at_knobs(), name: at_knobs()[name] + sign * step.reshape(np.shape(value))},
+                    params,
+                )
                 for sign in (1, -1)
             )
             for side in (high, low):
@@ -142,7 +153,9 @@ def test_segments_and_checkpoints_do_not_change_gradients():
     with jax.enable_x64(True):
         loss = soft_loss(decode.SoftWavefront, "soft", remat=False)
         kept, same = jax.jit(jax.grad(loss, has_aux=True))(at_knobs(), wide_params())
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), kept, gradient)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), kept, gradient
+        )
         jax.tree.map(np.testing.assert_array_equal, same[:2], events[:2])
 
 
@@ -220,7 +233,9 @@ def test_straight_through_tokens_are_the_discrete_ones_step_for_step():
 
 @pytest.mark.slow
 def test_cold_mixtures_are_tokens():
-    soft = traced(decode.SoftWavefront, (("relaxation", "soft"),), (("candidate_temperature", 1e-3),))
+    soft = traced(
+        decode.SoftWavefront, (("relaxation", "soft"),), (("candidate_temperature", 1e-3),)
+    )
     check_same_tokens(soft, traced(decode.Wavefront, WHOLE))
 
 
@@ -243,7 +258,9 @@ def test_a_committed_position_has_left_once(gate):
         assert (stayed[row, done] <= steps[row, done] + 1e-5).all() and steps[row, done].max() > 1
         if gate < 0.1:
             np.testing.assert_allclose(stayed[row, done], steps[row, done], rtol=1e-4)
-            np.testing.assert_allclose(soft.finished.sum(-1)[:, row], soft.committed[:, row], atol=1e-3)
+            np.testing.assert_allclose(
+                soft.finished.sum(-1)[:, row], soft.committed[:, row], atol=1e-3
+            )
         else:
             assert stayed[row, done].sum() < 0.95 * steps[row, done].sum()
 
@@ -262,7 +279,10 @@ def test_ages():
 
 def test_a_schedule_commits_at_its_age_and_compiles_once():
     stub = StubNetwork(needed=(1,))
-    decoder, request = decode.Wavefront(stub, 20, window=4, inner_recurrence=2), tiny_request(BUDGET)
+    decoder, request = (
+        decode.Wavefront(stub, 20, window=4, inner_recurrence=2),
+        tiny_request(BUDGET),
+    )
     for age in range(3):  # a position is committed in the step that it begins at this age
         thresholds = np.full(3, 0.0, np.float32)
         thresholds[age:] = np.inf

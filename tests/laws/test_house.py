@@ -18,24 +18,35 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.rows import Reason
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.stop_strings import StopStrings
+from paradec_jax.text.stop_strings import StopStrings
 
 STUB = StubDenoiser(sharpness=12.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
 SIZE = 16
 # Given tokens around a hole, nothing at all, a prompt, and a hole without a budget after it.
-TEXTS = ([3, None, None, 4, None, None, None], [None] * 9, [1, 2, None, None, None], [None, 5, None, 6])
+TEXTS = (
+    [3, None, None, 4, None, None, None],
+    [None] * 9,
+    [1, 2, None, None, None],
+    [None, 5, None, 6],
+)
 LENGTHS, BUDGETS = (4, 0, 2, 4), (3, 9, 3, 0)
 
 
 def infilling(**options):
-    tokens = [[token or 0 for token in text[:length]] for text, length in zip(TEXTS, LENGTHS, strict=True)]
-    given = [[token is not None for token in text[:n]] for text, n in zip(TEXTS, LENGTHS, strict=True)]
+    tokens = [
+        [token or 0 for token in text[:length]] for text, length in zip(TEXTS, LENGTHS, strict=True)
+    ]
+    given = [
+        [token is not None for token in text[:n]] for text, n in zip(TEXTS, LENGTHS, strict=True)
+    ]
     return decode.make_request(tokens, given=given, max_new_tokens=BUDGETS, **options)
 
 
 def whole(decoded) -> list[list[int]]:
-    return [row[:n] for row, n in zip(decoded.tokens.tolist(), decoded.lengths.tolist(), strict=True)]
+    return [
+        row[:n] for row, n in zip(decoded.tokens.tolist(), decoded.lengths.tolist(), strict=True)
+    ]
 
 
 CANVASES = [
@@ -55,7 +66,9 @@ def test_holes_are_filled_by_the_known_law(decoder):
     result = decode.run(decoder, None, infilling(), knobs)
     assert whole(result) == [STUB.expected(text) for text in TEXTS]
     assert result.generated.tolist() == [sum(token is None for token in text) for text in TEXTS]
-    assert result.prompt_lengths.tolist() == [1, 0, 2, 0] and (result.reasons == Reason.BUDGET).all()
+    assert (
+        result.prompt_lengths.tolist() == [1, 0, 2, 0] and (result.reasons == Reason.BUDGET).all()
+    )
     assert result.completions()[0] == [STUB.expected(TEXTS[0])[i] for i in (1, 2, 4, 5, 6)]
     traced, infos = decode.trace(decoder, None, infilling(), knobs, n=12)
     assert listed(traced) == listed(result)
@@ -85,7 +98,9 @@ def test_wrong_eyes_are_noticed():
 
     @jax.jit
     def found(seen):
-        return STUB.forward(None, tokens, positions, decode.Prefix(state.cache, seen), mask).hidden[:2, :, 0]
+        return STUB.forward(None, tokens, positions, decode.Prefix(state.cache, seen), mask).hidden[
+            :2, :, 0
+        ]
 
     for wrong in (inside, right.at[:, 5].set(False), jnp.roll(right, 1, axis=1)):
         assert (found(wrong) != found(right)).all()
@@ -98,7 +113,11 @@ def test_a_canvas_reveals_what_is_open_alone():
     nines = jnp.full(rows.tokens.shape, 9)
     every = canvas.reveal(nines, jnp.ones(nines.shape, bool), jnp.zeros(4, jnp.int32))
     assert every.rows.tokens[0].tolist() == [3, 9, 9, 4, 9, 9, 9] + [SPEC.mask] * (SIZE - 7)
-    assert every.rows.length.tolist() == [7, 9, 5, 4] and every.rows.done.all() and not every.open.any()
+    assert (
+        every.rows.length.tolist() == [7, 9, 5, 4]
+        and every.rows.done.all()
+        and not every.open.any()
+    )
     third = canvas.reveal(nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32))
     assert third.rows.length.tolist() == [1, 0, 3, 0], "a position after a gap is not committed"
     assert CANVASES[0].drafts(third)[:, :4].tolist() == [
@@ -112,7 +131,9 @@ def test_a_canvas_reveals_what_is_open_alone():
 def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
     """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every call."""
     whole = StubDenoiser(sharpness=6.0)
-    one = decode.BlockDenoising(dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold")
+    one = decode.BlockDenoising(
+        dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold"
+    )
     other = AnyOrder(whole, SIZE, SPEC)
     request = tiny_request([SIZE - len(prompt) for prompt in PROMPTS], stop=(7,))
     blocks = decode.run(one, None, request, one.Knobs(threshold=0.4))

@@ -16,16 +16,12 @@ BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
-    "chat": {"template"},
-    "template": {"io"},
     "config": set(),
     "convert": set(),  # says where the converters of a checkout lie
     "facts": set(),
-    "lora": {"disk"},
     "io": set(),
     "objective": set(),
-    "stop_strings": {"config", "tokenizer"},
-    "tokenizer": {"io"},
+    "text": {"config", "io"},
     "disk": {"io"},
     "sharding": set(),
     "nn": {"config", "sharding.rules"},
@@ -40,8 +36,7 @@ ALLOWED = {
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
-    "data": {"chat", "config", "decode", "disk", "io", "noise", "tokenizer"},
-    "timing": {"decode"},
+    "data": {"config", "decode", "disk", "io", "noise", "text"},
     "evaluate": {
         "config",
         "data",
@@ -50,10 +45,8 @@ ALLOWED = {
         "generate",
         "io",
         "noise",
-        "stop_strings",
         "store",
-        "timing",
-        "tokenizer",
+        "text",
     },
     "train": {"facts", "io", "objective", "sharding"},
 }
@@ -63,17 +56,20 @@ TOP = {
     "families",
     "generate",
     "infill",
-    "model",
-    "recipes",
+    "objectives",
     "store",
 }  # these may import everything of the package
 MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}
 # The one file that reads pickles, with stand-ins for every name in them.
 READS_PICKLES = ROOT / "convert" / "torch_files.py"
-KNOW_CONVERTERS = [ROOT / PACKAGE / name for name in ("store.py", "cli/__init__.py", "recipes/run.py")]
+KNOW_CONVERTERS = [
+    ROOT / PACKAGE / name for name in ("store/folder.py", "cli/__init__.py", "objectives/run.py")
+]
 NEVER_CALLED = ["eval", "exec", "torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler"]
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
-FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
+FILES = sorted(
+    path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py")
+)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -121,16 +117,21 @@ def test_direction(path):
         inner = name.removeprefix(f"{PACKAGE}.")
         if part in TOP or (gate and within(inner, "decode")):
             continue
-        assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
+        assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), (
+            f"{part} imports {name}"
+        )
 
 
 # What a folder outside of the package may import of `experiments` and of the package; None for all of it.
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
     "convert": (
         set(),
-        {"chat", "config", "convert", "disk", "io", "lora", "model", "models", "template", "tokenizer"},
+        {"config", "convert", "disk", "io", "models", "store.lora", "store.model", "text"},
     ),
-    "experiments/replicas": ({"decoders", "replicas"}, {"config", "decode", "losses", "nn", "noise"}),
+    "experiments/replicas": (
+        {"decoders", "replicas"},
+        {"config", "decode", "losses", "nn", "noise"},
+    ),
     "experiments/decoders": ({"decoders"}, None),
     "experiments/common": ({"common", "tasks"}, None),
 }
@@ -169,7 +170,9 @@ def test_nothing_forbidden(path):
     for name, call in calls(path):
         assert name not in NEVER_CALLED, name
         if name in ("np.load", "numpy.load", "jnp.load"):
-            assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords)
+            assert not any(
+                k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords
+            )
 
 
 def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
@@ -190,7 +193,11 @@ def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
 def test_rules_and_families_look_down_alone(tmp_path, monkeypatch, upper):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = (
-        tmp_path / "paradec_jax" / "decode" / ("rules" if upper == "decode.machine" else "causal") / "new.py"
+        tmp_path
+        / "paradec_jax"
+        / "decode"
+        / ("rules" if upper == "decode.machine" else "causal")
+        / "new.py"
     )
     path.parent.mkdir(parents=True)
     path.write_text(f"from paradec_jax.{upper} import something\n")

@@ -47,7 +47,9 @@ def test_every_decoder_has_a_row():
     defined, found = set(), [DecoderBase]
     while found:
         found += (kinds := found.pop().__subclasses__())
-        ours = [kind for kind in kinds if kind.__module__.startswith(("paradec_jax.", "experiments."))]
+        ours = [
+            kind for kind in kinds if kind.__module__.startswith(("paradec_jax.", "experiments."))
+        ]
         defined |= {kind for kind in ours if not inspect.isabstract(kind)}
     listed_kinds = {row.kind for row in ROWS.values()}
     assert defined <= listed_kinds and len(defined) > 12, defined - listed_kinds
@@ -72,7 +74,9 @@ def test_a_rollout_is_a_trace(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request(NEWS, stop=(0,))
     knobs = decoder.knobs(row.values(temperature=3.0))
-    rollout = jax.jit(lambda r, k: decode.rollout(decoder, row.params, r, k, n=STEPS, segment=4, record=both))
+    rollout = jax.jit(
+        lambda r, k: decode.rollout(decoder, row.params, r, k, n=STEPS, segment=4, record=both)
+    )
     rolled, records = rollout(request, knobs)
     result, (states, _, infos) = traced(name, temperature=3.0)
     assert listed(rolled) == listed(result)
@@ -145,7 +149,9 @@ def test_finished_rows_do_not_move(name):
         if cached.size:
             assert (cached[since:, i] == cached[since, i]).all() and cached[since, i] <= length
             trusted = jax.tree.map(lambda x, s=since, i=i, n=cached[since, i]: x[s:, i, :n], cache)
-            jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), trusted)
+            jax.tree.map(
+                lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), trusted
+            )
 
 
 # 5. Compile once
@@ -165,7 +171,9 @@ def test_knobs_and_equal_decoders_share_a_program(name):
             whole = int in (field.type, *typing.get_args(field.type))
             changed = (row.knobs.get(field.name, field.default) or 1) + 1 if whole else 0.5
             options = alternatives(row.kind.Knobs)[field.name]
-            words = next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
+            words = next(
+                (typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ()
+            )
             values = list(words or (changed, *spelled(1, WHOLE if whole else ANY)))
             values += [None] * (type(None) in options)
             for value in values:
@@ -173,7 +181,9 @@ def test_knobs_and_equal_decoders_share_a_program(name):
                 decode.run(row.decoder(row.network()), params, request, knobs, max_steps=1)
         for seed in range(5):
             again = dataclasses.replace(row.decoder(dataclasses.replace(row.network())))
-            decode.run(again, params, tiny_request((3, 4, 5), seed=seed, stop=(seed,)), row.values())
+            decode.run(
+                again, params, tiny_request((3, 4, 5), seed=seed, stop=(seed,)), row.values()
+            )
             decode.run(again, params, request, row.values(), max_steps=seed)
 
 
@@ -191,9 +201,9 @@ def test_knobs_can_be_mapped(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request(BUDGET)
     temperatures = jnp.array([0.0, 0.5, 2.0])
-    mapped = jax.vmap(lambda t: decode.run(decoder, row.params, request, row.values(temperature=t)))(
-        temperatures
-    )
+    mapped = jax.vmap(
+        lambda t: decode.run(decoder, row.params, request, row.values(temperature=t))
+    )(temperatures)
     for i, temperature in enumerate(temperatures):
         single = decode.run(decoder, row.params, request, row.values(temperature=temperature))
         assert listed(jax.tree.map(lambda x, i=i: x[i], mapped)) == listed(single)
@@ -208,4 +218,9 @@ def test_one_number_for_all_rows(name):
             with pytest.raises(
                 ValueError, match=r"top_p must be one number for all rows, not of shape \(3,\)"
             ):
-                driver(row.decoder(), row.params, tiny_request(BUDGET), row.values(top_p=np.full(3, 0.9)))
+                driver(
+                    row.decoder(),
+                    row.params,
+                    tiny_request(BUDGET),
+                    row.values(top_p=np.full(3, 0.9)),
+                )

@@ -11,8 +11,8 @@ import stubs
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
+from loss_table import OBJECTIVES
 from marks import over, slow
-from objectives import OBJECTIVES
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -30,7 +30,9 @@ from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
 SIZE = 16
-OWN, NEXT = (TokenSpec(mask=stubs.tiny_denoiser().vocab_size - 1, alignment=name) for name in ("own", "next"))
+OWN, NEXT = (
+    TokenSpec(mask=stubs.tiny_denoiser().vocab_size - 1, alignment=name) for name in ("own", "next")
+)
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 
 
@@ -120,10 +122,15 @@ def hidden_of(state, info):
 def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has such a product."""
     network = stubs.tiny_causal(**HALF)
-    decoder, request = decode.AutoRegressive(network, SIZE), stubs.tiny_request(4, prompts=[[3, 1, 4]])
+    decoder, request = (
+        decode.AutoRegressive(network, SIZE),
+        stubs.tiny_request(4, prompts=[[3, 1, 4]]),
+    )
     params = jax.eval_shape(decoder.prepare, parameter_shapes(network.config))
 
-    program = export.export(run_of(decoder), platforms=(platform,))(params, request, decoder.knobs(None))
+    program = export.export(run_of(decoder), platforms=(platform,))(
+        params, request, decoder.knobs(None)
+    )
     products = re.findall(r"dot_general .*: \(tensor<(\d+)x16xbf16>", program.mlir_module())
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 
@@ -154,14 +161,19 @@ def test_a_run_holds_no_array_that_only_infos_have(name):
 def test_a_step_of_a_stream_copies_no_matrix(name):
     """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as a matrix."""
     if name == "causal":
-        decoder, params = decode.Jacobi(stubs.tiny_causal(), SIZE, block=4), stubs.tiny_causal_params()
+        decoder, params = (
+            decode.Jacobi(stubs.tiny_causal(), SIZE, block=4),
+            stubs.tiny_causal_params(),
+        )
     else:
         decoder, params = (
             decode.Wavefront(stubs.tiny_network(), SIZE, window=4, inner_recurrence=2),
             stubs.tiny_params(),
         )
     request, knobs = stubs.tiny_request(4), decoder.knobs(None)
-    smallest = min(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2 and min(leaf.shape) > 8)
+    smallest = min(
+        leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2 and min(leaf.shape) > 8
+    )
 
     def copies(params):
         state = drive.start.eval_shape(decoder, params, request, knobs)
@@ -171,7 +183,9 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
         return [shape for shape in shapes if sorted(shape) in matrices]
 
     matrices = [
-        sorted(leaf.shape) for leaf in jax.tree.leaves(decoder.prepare(params)) if leaf.size >= smallest
+        sorted(leaf.shape)
+        for leaf in jax.tree.leaves(decoder.prepare(params))
+        if leaf.size >= smallest
     ]
     assert copies(decoder.prepare(params)) == []
     assert copies(params), "unprepared parameters are laid out anew, so this test can see it"
@@ -180,14 +194,19 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
 @over(CACHE_MODES, {*CACHE_MODES} - {"full"}, "mode")
 def test_a_step_of_several_rows_copies_no_cache(mode):
     """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
-    decoder, params = decode.Static(stubs.tiny_network(mode), SIZE, greedy=True), stubs.tiny_params()
+    decoder, params = (
+        decode.Static(stubs.tiny_network(mode), SIZE, greedy=True),
+        stubs.tiny_params(),
+    )
     request, bound = stubs.tiny_request(4), np.int32(drive.UNBOUNDED)
     knobs = decoder.knobs(None)
     buffers = drive.start.eval_shape(decoder, params, request, knobs).cache.kv.core[0]
     whole = {tuple(sorted(leaf.shape)) for leaf in buffers}
     program = drive.compiled_run.lower(decoder, params, request, knobs, bound).compile().as_text()
     in_the_loop = program.partition("\nENTRY ")[0]
-    moved = re.findall(r"= f32\[([\d,]+)\]\S* (copy|transpose|dynamic-update-slice|scatter)\(", in_the_loop)
+    moved = re.findall(
+        r"= f32\[([\d,]+)\]\S* (copy|transpose|dynamic-update-slice|scatter)\(", in_the_loop
+    )
     moved = [(tuple(sorted(map(int, shape.split(",")))), how) for shape, how in moved]
     moved = [how for shape, how in moved if shape in whole]
     assert moved and not {"copy", "transpose"} & set(moved), moved
@@ -217,10 +236,30 @@ def drawn_depths(network):
     [
         slow("recurrent", "iteration", 1, drawn_depths),
         slow("recurrent", "iteration", 2, drawn_depths),
-        ("masked diffusion", "layer", 1, lambda network: masked_diffusion_loss(network, OWN, chunk=4)),
-        slow("self-distillation", "layer", 1, lambda network: self_distillation_loss(network, OWN, chunk=4)),
-        ("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, OWN, chunk=4)),
-        slow("block diffusion", "layer", 1, lambda network: block_diffusion_loss(network, NEXT, chunk=4)),
+        (
+            "masked diffusion",
+            "layer",
+            1,
+            lambda network: masked_diffusion_loss(network, OWN, chunk=4),
+        ),
+        slow(
+            "self-distillation",
+            "layer",
+            1,
+            lambda network: self_distillation_loss(network, OWN, chunk=4),
+        ),
+        (
+            "block diffusion",
+            "layer",
+            1,
+            lambda network: block_diffusion_loss(network, OWN, chunk=4),
+        ),
+        slow(
+            "block diffusion",
+            "layer",
+            1,
+            lambda network: block_diffusion_loss(network, NEXT, chunk=4),
+        ),
     ],
 )
 def test_train_step(name, remat, accumulate, loss):

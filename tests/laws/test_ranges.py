@@ -11,14 +11,17 @@ from paradec_jax import cli
 from paradec_jax.cli import compare, generate
 from paradec_jax.cli.options import NAMES, rows_of
 from paradec_jax.convert.cli import COMMANDS
-from paradec_jax.recipes import OBJECTIVES
-from paradec_jax.recipes.cluster import Cluster
-from paradec_jax.recipes.run import Run
+from paradec_jax.objectives import OBJECTIVES
+from paradec_jax.objectives.cluster import Cluster
+from paradec_jax.objectives.run import Run
 
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
 ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta"
 NEGATIVE = "exit_threshold momentum noise init_scale seed"
-LATER = "block", "mask"  # of `import`, whose config refuses them once the release is known (tests/convert)
+LATER = (
+    "block",
+    "mask",
+)  # of `import`, whose config refuses them once the release is known (tests/convert)
 
 
 def makers():

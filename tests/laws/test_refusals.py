@@ -48,7 +48,9 @@ def test_what_cannot_work_is_refused_at_once(name):
                     drive_it(row.decoder(), row.params, request, wrong)
 
 
-def run(decoder: Any, prompts: Any = ((1,),), params: Any = None, recorded: Any = None, **knobs: Any) -> Any:
+def run(
+    decoder: Any, prompts: Any = ((1,),), params: Any = None, recorded: Any = None, **knobs: Any
+) -> Any:
     """A run that must be refused."""
     request = tiny_request(2, prompts=prompts, recorded=recorded)
     return decode.run(decoder, params, request, decoder.Knobs(**knobs))
@@ -57,7 +59,11 @@ def run(decoder: Any, prompts: Any = ((1,),), params: Any = None, recorded: Any 
 CAUSAL, CANVAS, BLOCKS = StubCausal(), StubDenoiser(), StubDenoiser(block=4)
 OWN, NEXT = (TokenSpec(mask=CANVAS.mask, alignment=alignment) for alignment in ("own", "next"))
 NO_MASK, BEYOND = TokenSpec(alignment="own"), TokenSpec(mask=11, alignment="own")
-RIGHT, OTHER, TWO = StubHead(BLOCKS), StubHead(StubDenoiser(block=2)), {"network": None, "head": None}
+RIGHT, OTHER, TWO = (
+    StubHead(BLOCKS),
+    StubHead(StubDenoiser(block=2)),
+    {"network": None, "head": None},
+)
 HOLES = decode.make_request([[1, 0]], given=[[True, False]], max_new_tokens=1)
 BLOCKS_ALONE = "decodes networks of visibility 'block', but this one's is"
 RECURRENT_ALONE = "are for networks of recurrent depth"

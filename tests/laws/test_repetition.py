@@ -41,7 +41,9 @@ def one_by_one(penalty, temperature):
         texts.append(text := TOKENS[row, : LENGTHS[row]].tolist())
         for _ in range(NEW):
             scores, at = scores_after(text, penalty)[None, None], jnp.array([[len(text)]])
-            token = int(jax.jit(sample)(scores, at, key[None], decode.SamplingKnobs(temperature))[0, 0])
+            token = int(
+                jax.jit(sample)(scores, at, key[None], decode.SamplingKnobs(temperature))[0, 0]
+            )
             kept.append(jax.nn.log_softmax(scores_after(text, 1))[token])
             text.append(token)
     return [text[-NEW:] for text in texts], kept
@@ -61,7 +63,10 @@ def test_a_guess_of_lookahead_sees_its_own_tokens():
     """The choices after the first row's newest token and after each token of a guess of new ones."""
     decoder = decode.Lookahead(NETWORK, SIZE, level=4, window=3, guesses=2)
     knobs = decoder.knobs(decoder.Knobs(repetition_penalty=3.0))
-    state, guesses = jax.jit(decoder.init)(PARAMS, REQUEST, knobs), np.array([[[9, 8, 9], [22, 18, 21]]] * 3)
+    state, guesses = (
+        jax.jit(decoder.init)(PARAMS, REQUEST, knobs),
+        np.array([[[9, 8, 9], [22, 18, 21]]] * 3),
+    )
     choices = jax.jit(decoder._look)(PARAMS, state, guesses, knobs)[2][0]
     for seen, at in enumerate((0, 4, 5, 6)):
         text = np.concatenate([state.rows.tokens[0, :4], guesses[0, 1, :seen]])

@@ -29,7 +29,13 @@ def soft(
     def value(at: jax.Array) -> Any:
         knobs = decoder.Knobs(**fixed, **{name: at[i] for i, name in enumerate(names)})
         _, (latents, tokens) = decode.rollout(
-            decoder, tiny_params(), tiny_request(BUDGET), knobs, n=steps, segment=segment, record=latents_of
+            decoder,
+            tiny_params(),
+            tiny_request(BUDGET),
+            knobs,
+            n=steps,
+            segment=segment,
+            record=latents_of,
         )
         weights = jnp.sin(jnp.arange(latents.size, dtype=jnp.float32)).reshape(latents.shape)
         return jnp.sum(weights * latents), tokens

@@ -34,7 +34,14 @@ def test_stops_and_budgets_of_each_row(name):
         assert (tokens[i, end:] == decoder.spec.pad).all()
 
 
-LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "jacobi-blocks")
+LEAPING = (
+    "speculative",
+    "wavefront-bursts",
+    "prompt-lookup",
+    "lookahead",
+    "jacobi",
+    "jacobi-blocks",
+)
 
 
 @over(LEAPING, ("wavefront-bursts", "prompt-lookup", "jacobi-blocks"))

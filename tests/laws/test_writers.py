@@ -10,8 +10,8 @@ from paradec_jax import store
 from paradec_jax.cli import main
 from paradec_jax.cli.output import PLACE, ROW, TEMPLATE
 from paradec_jax.disk.folders import ASSETS, MARKER, StoreError, staged
-from paradec_jax.recipes import OBJECTIVES
-from paradec_jax.recipes.folder import claim, name_of
+from paradec_jax.objectives import OBJECTIVES
+from paradec_jax.objectives.folder import claim, name_of
 from paradec_jax.store import digest_of
 from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.hooks import truncate
@@ -77,7 +77,9 @@ def without_marker(place: Path) -> None:
 def everything() -> dict[str, object]:
     """What is below the working folder: the bytes of files, where links lead."""
     paths = sorted(Path().rglob("*"))
-    return {str(p): p.readlink() if p.is_symlink() else p.is_file() and p.read_bytes() for p in paths}
+    return {
+        str(p): p.readlink() if p.is_symlink() else p.is_file() and p.read_bytes() for p in paths
+    }
 
 
 def refused(words: str, capsys) -> str:
@@ -85,7 +87,9 @@ def refused(words: str, capsys) -> str:
     before = everything()
     assert main(words.split()) == 1
     out, err = capsys.readouterr()
-    assert everything() == before and not out and err.startswith("paradec: ") and err.count("\n") == 1
+    assert (
+        everything() == before and not out and err.startswith("paradec: ") and err.count("\n") == 1
+    )
     return err
 
 
@@ -99,7 +103,16 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "load", load)
 
 
-KINDS = [hugging_face, link, file, a_file_more, other_bytes, a_lying_marker, a_link_inside, without_marker]
+KINDS = [
+    hugging_face,
+    link,
+    file,
+    a_file_more,
+    other_bytes,
+    a_lying_marker,
+    a_link_inside,
+    without_marker,
+]
 
 
 @pytest.mark.parametrize("foreign", KINDS)
@@ -126,7 +139,9 @@ FILES = [
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "own"), FILES, ids=["recipe", "metrics", "holder", "html", "json", "texts", "minus"]
+    ("words", "place", "own"),
+    FILES,
+    ids=["recipe", "metrics", "holder", "html", "json", "texts", "minus"],
 )
 @pytest.mark.parametrize("which", range(9))
 def test_anothers_file(words, place, own, which, capsys):
@@ -134,7 +149,9 @@ def test_anothers_file(words, place, own, which, capsys):
     Path(place).parent.mkdir(exist_ok=True)
     Path(place).write_text(text, encoding="utf-8")
     sentence = refused(words, capsys)
-    kept = text == own or (not text and (own == TEXT or place == ".holder"))  # an empty one holds nothing
+    kept = text == own or (
+        not text and (own == TEXT or place == ".holder")
+    )  # an empty one holds nothing
     assert ("a model is read" in sentence) == kept and (kept or place in sentence)
     Path(place).rename("victim")
     Path(place).symlink_to(Path("victim").absolute())
@@ -199,7 +216,12 @@ def test_no_two_models_have_one_default_folder():
         "..",
         ".",
     )
-    others += ("runs/jacobi-M/round-0/model", "runs/jacobi-M/round-1/model", "hub/snapshots/0a", "M.gguf")
+    others += (
+        "runs/jacobi-M/round-0/model",
+        "runs/jacobi-M/round-1/model",
+        "hub/snapshots/0a",
+        "M.gguf",
+    )
     assert [*map(name_of, runs)] == ["M", "sft-M", "jacobi-M"]
     names = [*map(name_of, runs + others)]
     assert len({*names}) == len(names) and not any("/" in name for name in names)

@@ -88,7 +88,9 @@ def test_packed_samples_count_as_they_do_alone():
         for start, length in zip(starts, lengths[:2], strict=False):
             at = slice(start, start + length)
             extra = [(0, 0), (0, 16 - length)]  # one program for all
-            alone = {name: np.pad(values[row : row + 1, at], extra) for name, values in RECORDED.items()}
+            alone = {
+                name: np.pad(values[row : row + 1, at], extra) for name, values in RECORDED.items()
+            }
             loss, _, found = graded(alone)
             weight = alone["labelled"].sum() / RECORDED["labelled"].sum()
             total += weight * loss

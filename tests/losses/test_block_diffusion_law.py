@@ -41,9 +41,15 @@ class Knows:
         tokens, places, seen = inputs, positions, mask
         if prefix is not None:
             (shown, at), visible = prefix.kv, prefix.visible
-            tokens, places = jnp.concatenate([shown, inputs], 1), jnp.concatenate([at, positions], 1)
+            tokens, places = (
+                jnp.concatenate([shown, inputs], 1),
+                jnp.concatenate([at, positions], 1),
+            )
             seen = jnp.concatenate([visible, mask], 2)
-        texts, law = jnp.asarray(TEXTS), jnp.exp(jnp.asarray(LAW.log_probability(TEXTS), jnp.float32))
+        texts, law = (
+            jnp.asarray(TEXTS),
+            jnp.exp(jnp.asarray(LAW.log_probability(TEXTS), jnp.float32)),
+        )
         agrees = (texts[:, places] == tokens) | (tokens == MASK)
         weight = law[:, None, None] * jnp.all(agrees[:, :, None] | ~seen, axis=-1)
         own = jax.nn.one_hot(texts[:, jnp.clip(positions + self.shift, 0, 3)], 4)
@@ -76,7 +82,10 @@ WANTED = -LAW.log_probability(TEXT[None])[0] / 4
 
 @pytest.mark.parametrize(
     ("kind", "blocks"),
-    [*((kind, (2,)) if kind == "block" else slow(kind, (2,)) for kind in KINDS), ("count", (1, 2, 4))],
+    [
+        *((kind, (2,)) if kind == "block" else slow(kind, (2,)) for kind in KINDS),
+        ("count", (1, 2, 4)),
+    ],
 )
 def test_the_bound_is_the_likelihood(kind, blocks):
     mean, error = mean_of("own", kind, blocks)

@@ -93,7 +93,9 @@ def logits(tokens) -> np.ndarray:
 
 def log_softmax(x):
     return (
-        x - np.log(np.sum(np.exp(x - x.max(-1, keepdims=True)), -1, keepdims=True)) - x.max(-1, keepdims=True)
+        x
+        - np.log(np.sum(np.exp(x - x.max(-1, keepdims=True)), -1, keepdims=True))
+        - x.max(-1, keepdims=True)
     )
 
 
@@ -105,7 +107,9 @@ def slow_consistency(data, rules: ConsistencyRules) -> float:
         window = j - j % rules.window_of(len(clean))
         before = [*clean[:window].ravel(), *noisy[window:j].ravel()]
         said = logits([*prompt, *before, *noisy[j]])[-len(noisy[j]) :] / rules.temperature
-        wanted = logits([*prompt, *clean[:j].ravel(), *clean[j]])[-len(noisy[j]) :] / rules.temperature
+        wanted = (
+            logits([*prompt, *clean[:j].ravel(), *clean[j]])[-len(noisy[j]) :] / rules.temperature
+        )
         differs = np.flatnonzero(noisy[j] != clean[j])
         last = len(noisy[j]) - (rules.offsets == "inner")
         for t in range(differs[0] if len(differs) else last, last):
@@ -127,21 +131,32 @@ def slow_consistency(data, rules: ConsistencyRules) -> float:
 )
 def test_options_are_as_defined(rules):
     data = row_of(batch(), 0)  # without a stop token
-    assert run(rules, data)[1]["consistency"] == pytest.approx(slow_consistency(data, rules), rel=1e-5)
+    assert run(rules, data)[1]["consistency"] == pytest.approx(
+        slow_consistency(data, rules), rel=1e-5
+    )
 
 
 def test_a_frozen_teacher():
     same, frozen = run(), dataclasses.replace(MULTIBLOCK, teacher="frozen")
     assert_same(same, run(frozen, frozen=params()))
-    assert run(frozen, frozen=params(1))[1]["consistency"] != pytest.approx(same[1]["consistency"], rel=1e-2)
+    assert run(frozen, frozen=params(1))[1]["consistency"] != pytest.approx(
+        same[1]["consistency"], rel=1e-2
+    )
 
 
 def test_what_counts_after_a_stop_token():
-    row = {name: values[1:2] for name, values in batch().items()}  # STOP at offset 1 of the last of 2 blocks
+    row = {
+        name: values[1:2] for name, values in batch().items()
+    }  # STOP at offset 1 of the last of 2 blocks
     row["noisy"] = np.full_like(row["noisy"], 5)
     row["clean"] = np.where(row["clean"] == 5, 6, row["clean"])
-    kept = {how: counted_pairs(row, SPEC, ConsistencyRules(after_eos=how)) for how in ("pad", "keep", "drop")}
-    answer = {how: pairs.block_weight[0].reshape(3, 4).astype(int).tolist() for how, pairs in kept.items()}
+    kept = {
+        how: counted_pairs(row, SPEC, ConsistencyRules(after_eos=how))
+        for how in ("pad", "keep", "drop")
+    }
+    answer = {
+        how: pairs.block_weight[0].reshape(3, 4).astype(int).tolist() for how, pairs in kept.items()
+    }
     assert answer["pad"] == answer["keep"] == answer["drop"] == [[1] * 4, [1, 1, 0, 0], [0] * 4]
     offsets = {how: pairs.keep[0].reshape(3, 4).astype(int).tolist() for how, pairs in kept.items()}
     assert offsets["pad"] == offsets["keep"] == [[1] * 4, [1] * 4, [0] * 4]
@@ -169,4 +184,6 @@ def test_means_over_the_batch():
     )
     assert got["ar"] == pytest.approx(np.average([r["ar"] for r in rows], weights=said), rel=1e-5)
     shorter = run(dataclasses.replace(over, divide_by_pairs=True), data)[1]
-    assert shorter["consistency"] == pytest.approx(got["consistency"] / data["pairs"].sum(), rel=1e-5)
+    assert shorter["consistency"] == pytest.approx(
+        got["consistency"] / data["pairs"].sum(), rel=1e-5
+    )

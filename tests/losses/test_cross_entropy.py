@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objectives import MASKED, OBJECTIVES, SPEC
+from loss_table import MASKED, OBJECTIVES, SPEC
 from scipy.special import log_softmax
 
 from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
@@ -18,7 +18,9 @@ TARGETS[1] = LOGITS[1].argmax(-1)
 
 
 def nll_of(logits):
-    return -np.take_along_axis(log_softmax(logits.astype(np.float64), -1), TARGETS[..., None], -1)[..., 0]
+    return -np.take_along_axis(log_softmax(logits.astype(np.float64), -1), TARGETS[..., None], -1)[
+        ..., 0
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -36,9 +38,9 @@ def test_cross_entropy(dtype):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_token_losses(smoothing):
     found, hits = token_losses(jnp.asarray(LOGITS), jnp.asarray(TARGETS), smoothing)
-    wanted = (1 - smoothing) * nll_of(LOGITS) - smoothing * log_softmax(LOGITS.astype(np.float64), -1).mean(
-        -1
-    )
+    wanted = (1 - smoothing) * nll_of(LOGITS) - smoothing * log_softmax(
+        LOGITS.astype(np.float64), -1
+    ).mean(-1)
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     assert np.array_equal(hits, LOGITS.argmax(-1) == TARGETS)
 
@@ -53,7 +55,9 @@ def test_soft_cross_entropy_and_its_gradient():
     def total(student, teacher):
         return soft_cross_entropy(student, teacher, temperature)[0].sum()
 
-    of_student, of_teacher = jax.grad(total, argnums=(0, 1))(jnp.asarray(LOGITS), jnp.asarray(TEACHER))
+    of_student, of_teacher = jax.grad(total, argnums=(0, 1))(
+        jnp.asarray(LOGITS), jnp.asarray(TEACHER)
+    )
     np.testing.assert_allclose(of_student, (np.exp(log_p) - np.exp(log_q)) / temperature, atol=1e-6)
     assert not np.any(of_teacher)
 
@@ -83,9 +87,13 @@ def test_losses_gather_an_output_matrix_outside_of_their_chunks(name):
     """
     row = OBJECTIVES[name]
     frozen = {"teacher": row.teacher(), "round": jnp.int32(0)} if row.teacher() else row.frozen()
-    network = Watched(OBJECTIVES["block diffusion"].network() if name == "residual" else row.network())
+    network = Watched(
+        OBJECTIVES["block diffusion"].network() if name == "residual" else row.network()
+    )
     if name == "residual":
-        loss = residual_loss(network, row.network(), MASKED, ResidualRules(2, tokens="own"), chunk=3)
+        loss = residual_loss(
+            network, row.network(), MASKED, ResidualRules(2, tokens="own"), chunk=3
+        )
     elif name == "cllm":
         loss = cllm_loss(network, SPEC, chunk=3)
     else:

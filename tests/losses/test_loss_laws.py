@@ -14,8 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from loss_table import (
+    MASKED,
+    OBJECTIVES,
+    PADDED,
+    ROWS,
+    RULES,
+    SPEC,
+    difference,
+    one,
+    padded,
+    three,
+    unequal,
+)
 from marks import over
-from objectives import MASKED, OBJECTIVES, PADDED, ROWS, RULES, SPEC, difference, one, padded, three, unequal
 from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
@@ -59,7 +71,9 @@ def graded(name: str, batch=None, chunk: int | None = None, key: int = 0):
 
 
 def assert_same(name: str, found, wanted) -> None:
-    np.testing.assert_allclose(found[0][0], wanted[0][0], rtol=2e-6, atol=1e-6 * OBJECTIVES[name].scale)
+    np.testing.assert_allclose(
+        found[0][0], wanted[0][0], rtol=2e-6, atol=1e-6 * OBJECTIVES[name].scale
+    )
     assert found[0][1].keys() == wanted[0][1].keys()
     for key, value in wanted[0][1].items():
         np.testing.assert_allclose(found[0][1][key], value, rtol=2e-5, atol=1e-6, err_msg=key)
@@ -67,7 +81,9 @@ def assert_same(name: str, found, wanted) -> None:
 
 
 def test_every_objective_is_a_row():
-    named = {name.removesuffix("_loss").replace("_", " ") for name in losses.__all__ if "_loss" in name}
+    named = {
+        name.removesuffix("_loss").replace("_", " ") for name in losses.__all__ if "_loss" in name
+    }
     named |= {"stepwise", "recurrent consistency"}  # of experiments
     assert named == {name.replace("-", " ") for name in OBJECTIVES}
 
@@ -85,7 +101,12 @@ def test_draws_follow_the_key(name):
     assert first == again and (first != second) == (name in RANDOM)
 
 
-COUNTING = ("weights", "labelled", "pairs", "prompt_weights")  # what says how much of a batch counts
+COUNTING = (
+    "weights",
+    "labelled",
+    "pairs",
+    "prompt_weights",
+)  # what says how much of a batch counts
 
 
 @EVERY
@@ -100,7 +121,9 @@ def test_what_counts_nothing_may_hold_anything(name):
         free |= dict.fromkeys(("noisy", "clean"), later[..., None]) | {"prompt": later[:, :1]}
     else:
         counts = np.asarray(batch["labelled" if "labelled" in batch else "weights"]) > 0
-        free |= dict.fromkeys(batch.keys() & {"tokens", "targets"}, ~counts.any(axis=1, keepdims=True))
+        free |= dict.fromkeys(
+            batch.keys() & {"tokens", "targets"}, ~counts.any(axis=1, keepdims=True)
+        )
     changed = {key: jnp.where(where, 7, batch[key]) for key, where in free.items()}
     assert all(jnp.any(value != batch[key]) for key, value in changed.items())
     assert_same(name, graded(name, batch | changed), graded(name, batch))
@@ -134,7 +157,10 @@ def test_packed_rows_are_rows_of_their_own(name):
         "state": draw.normal(0, 1, (2, 5, width)).astype(np.float32),
     }
     packed = {key: x.reshape(1, 10, *x.shape[2:]) for key, x in apart.items()}
-    packed |= {"positions": np.arange(10, dtype=np.int32)[None] % 5, "segments": np.arange(10)[None] // 5}
+    packed |= {
+        "positions": np.arange(10, dtype=np.int32)[None] % 5,
+        "segments": np.arange(10)[None] // 5,
+    }
     given = {"recurrence": jnp.int32(2)}
     found, wanted = (graded(name, batch | given) for batch in (packed, apart))
     chex.assert_trees_all_close(found, wanted, rtol=2e-5, atol=1e-5)
@@ -182,8 +208,15 @@ REFUSED = {
     "ResidualRules(tokens='best')": "tokens must be one of truth, own",
 }
 NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
-    **dict(zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)),
-    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Schedule": Schedule},
+    **dict(
+        zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)
+    ),
+    **{
+        "causal": tiny_causal,
+        "recurrent": tiny_network,
+        "TokenSpec": TokenSpec,
+        "Schedule": Schedule,
+    },
     **{"SPEC": SPEC, "MASKED": MASKED, "RULES": RULES, "three": three},
     "recurrent_consistency_loss": recurrent_consistency_loss,
     "PAIRS_OF_TWO": OBJECTIVES["consistency"].batch(1),
@@ -217,7 +250,9 @@ def exact(name: str):
         "consistency": lambda: losses.consistency_loss(network, SPEC, FROZEN),
         "recurrent": lambda: losses.recurrent_loss(network, three, 3),
         "stepwise": lambda: stepwise_loss(network, one, 3),
-        "recurrent consistency": lambda: recurrent_consistency_loss(network, three, 3, SPEC, FROZEN),
+        "recurrent consistency": lambda: recurrent_consistency_loss(
+            network, three, 3, SPEC, FROZEN
+        ),
     }
     loss = others[name]() if name in others else row.loss(**wide)
     return loss, batch | {"step": jnp.int32(0)}, jax.tree.map(widened, frozen)
@@ -236,12 +271,17 @@ def test_gradients_are_finite_differences(name):
         leaves, tree = jax.tree.flatten(point)
         rng = np.random.default_rng(0)
         direction = tree.unflatten([jnp.asarray(rng.normal(size=leaf.shape)) for leaf in leaves])
-        value = jax.jit(jax.value_and_grad(lambda params: loss(params, frozen, batch, jax.random.key(0))[0]))
+        value = jax.jit(
+            jax.value_and_grad(lambda params: loss(params, frozen, batch, jax.random.key(0))[0])
+        )
         slope = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, value(point)[1], direction)))
         more, less = (
-            value(jax.tree.map(lambda x, d, s=step: x + s * d, point, direction))[0] for step in (1e-6, -1e-6)
+            value(jax.tree.map(lambda x, d, s=step: x + s * d, point, direction))[0]
+            for step in (1e-6, -1e-6)
         )
-        assert abs(slope) > 1e-3 and float((more - less) / 2e-6) == pytest.approx(float(slope), rel=1e-5)
+        assert abs(slope) > 1e-3 and float((more - less) / 2e-6) == pytest.approx(
+            float(slope), rel=1e-5
+        )
 
 
 def shapes_in(jaxpr):
@@ -250,7 +290,8 @@ def shapes_in(jaxpr):
         for value in equation.outvars:
             yield getattr(value.aval, "shape", ())
         for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+            list(equation.params.values()),
+            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
         ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
@@ -269,12 +310,17 @@ def test_logits_never_lie_in_memory_whole(name):
         frozen = {"teacher": params, "round": jnp.int32(0)}
     batch = unequal(name, drawn=True) | {"step": jnp.int32(0)}
     if name == "stepwise":  # answers longer than the chunks
-        batch |= {"tokens": jnp.zeros((ROWS, 7), jnp.int32), "targets": jnp.zeros((ROWS, 3, 3), jnp.int32)}
+        batch |= {
+            "tokens": jnp.zeros((ROWS, 7), jnp.int32),
+            "targets": jnp.zeros((ROWS, 3, 3), jnp.int32),
+        }
 
     def largest(chunk: int) -> int:
         loss = row.loss(chunk=chunk, **changes)
         of = jax.grad(lambda params, frozen: loss(params, frozen, batch, jax.random.key(0))[0])
-        shapes = [shape for shape in shapes_in(jax.make_jaxpr(of)(params, frozen).jaxpr) if len(shape) > 2]
+        shapes = [
+            shape for shape in shapes_in(jax.make_jaxpr(of)(params, frozen).jaxpr) if len(shape) > 2
+        ]
         return max(int(np.prod(shape)) // vocabulary for shape in shapes if shape[-1] == vocabulary)
 
     assert largest(2) == 2 * largest(1)
@@ -287,7 +333,9 @@ def loss_of(name: str):
     """The table's loss; without what depends on the number of rows of a batch."""
     row = OBJECTIVES[name]
     if name == "consistency":  # every divisor of the whole batch that the rules know
-        return losses.consistency_loss(row.network(), SPEC, losses.ConsistencyRules(over="batch"), chunk=3)
+        return losses.consistency_loss(
+            row.network(), SPEC, losses.ConsistencyRules(over="batch"), chunk=3
+        )
     if name == "masked diffusion":
         rules = losses.BoundRules(times=Times("plain"))
         return losses.masked_diffusion_loss(row.network(), MASKED, rules, chunk=3)
@@ -320,7 +368,9 @@ def by_hand(name: str):
     def value(params):
         half, parts = ROWS // 2, []
         for i in range(2):
-            rows = {k: x if not np.ndim(x) else x[i * half : (i + 1) * half] for k, x in batch.items()}
+            rows = {
+                k: x if not np.ndim(x) else x[i * half : (i + 1) * half] for k, x in batch.items()
+            }
             parts.append(loss.sums(params, frozen, rows | {"step": 0}, jax.random.fold_in(key, i)))
         return loss.value(jax.tree.map(jnp.add, *parts))
 
@@ -352,7 +402,9 @@ def test_the_first_pass_over_micro_batches_runs_no_network(name):
         step = make_train_step(loss_of(name), optimizer, accumulate=accumulate)
         text = step.jitted.lower(state, row.frozen(), unequal(name)).compile().as_text()
         return (
-            text.count(" dot(") + text.count("__onednn$matmul") + text.count('custom_call_target="__cublas')
+            text.count(" dot(")
+            + text.count("__onednn$matmul")
+            + text.count('custom_call_target="__cublas')
         )
 
     assert 0 < products(2) <= products(1)
@@ -388,7 +440,9 @@ def stopping(name: str) -> dict[str, np.ndarray]:
 def test_a_stop_token_that_is_also_the_padding_is_trained(name):
     batch, row = stopping(name), OBJECTIVES[name]
     if name == "cllm":
-        batch["prompt"][0, 1] = 5  # what follows a stop token of the prompt is filled up with padding
+        batch["prompt"][0, 1] = (
+            5  # what follows a stop token of the prompt is filled up with padding
+        )
 
     def graded(pad):
         loss = jax.jit(jax.value_and_grad(loss_with(name, pad), has_aux=True))

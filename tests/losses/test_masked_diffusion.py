@@ -14,7 +14,9 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.noise import Schedule, Times
 
-EXACT = JointDenoiser(3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist()))
+EXACT = JointDenoiser(
+    3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
+)
 SPEC = TokenSpec(mask=31, alignment="own")
 NETWORK = tiny_denoiser(vocab_size=32, layers=1)
 BATCH = {
@@ -53,14 +55,19 @@ def test_only_hidden_positions_cost_and_all_real_ones_are_counted():
 
 def test_discrete_time_is_finite_at_its_first_step():
     """t = 1 / T, where the original divides zero by zero; and t = 1."""
-    batch = BATCH | {"time_uniforms": jnp.array([0.0, 0.5, 0.999]), "mask_uniforms": jnp.zeros((3, 7))}
+    batch = BATCH | {
+        "time_uniforms": jnp.array([0.0, 0.5, 0.999]),
+        "mask_uniforms": jnp.zeros((3, 7)),
+    }
     rules = BoundRules(steps=4, times=Times("plain", 1e-5))
     probability, weight = rules.at(rules.times.at(batch["time_uniforms"], 3))
     np.testing.assert_allclose(probability, [0.999 / 4, 0.999 * 3 / 4, 0.999], rtol=1e-6)
     np.testing.assert_allclose(weight, [4, 4 / 3, 1], rtol=1e-6)
     assert np.isfinite(graded(batch, rules)[0])
     released = dataclasses.replace(rules, released=True)
-    np.testing.assert_allclose(released.at(jnp.array([0.0, 0.999]))[1], [4, 1 / (1 - 1e-4)], rtol=1e-6)
+    np.testing.assert_allclose(
+        released.at(jnp.array([0.0, 0.999]))[1], [4, 1 / (1 - 1e-4)], rtol=1e-6
+    )
 
 
 def test_importance_and_change_of_variables_are_one():
@@ -79,19 +86,31 @@ def test_importance_and_change_of_variables_are_one():
         BoundRules(times=Times("stratified", 1e-5)),
         BoundRules(schedule=Schedule("cosine"), times=Times("systematic", 1e-4)),
         BoundRules(schedule=Schedule("cosine_squared"), times=Times("stratified", 1e-4)),
-        BoundRules(schedule=Schedule("linear"), measure="importance", times=Times("systematic", 1e-5)),
+        BoundRules(
+            schedule=Schedule("linear"), measure="importance", times=Times("systematic", 1e-5)
+        ),
         BoundRules(measure="importance", times=Times("systematic", 1e-5)),
         BoundRules(measure="change_of_variables", times=Times("stratified", 1e-5)),
         BoundRules(steps=1000, times=Times("systematic", 1e-5)),
     ],
-    ids=["time", "cosine", "cosine-squared", "linear", "importance", "change-of-variables", "steps"],
+    ids=[
+        "time",
+        "cosine",
+        "cosine-squared",
+        "linear",
+        "importance",
+        "change-of-variables",
+        "steps",
+    ],
 )
 def test_every_way_of_drawing_bounds_the_likelihood(rules):
     """With the exact posterior the bound is the negative log-likelihood itself, up to what lies beyond the ends."""
     objective = masked_diffusion_loss(EXACT, TokenSpec(mask=EXACT.mask), rules, dropout=False)
     text = 40
     rows = 512
-    batch = {"tokens": jnp.broadcast_to(jnp.asarray(EXACT.texts[text], jnp.int32), (rows, EXACT.length))}
+    batch = {
+        "tokens": jnp.broadcast_to(jnp.asarray(EXACT.texts[text], jnp.int32), (rows, EXACT.length))
+    }
     draw = jax.jit(lambda key: objective(None, None, batch, key)[0])
     values = np.asarray(jax.lax.map(draw, jax.random.split(jax.random.key(3), 40))) * EXACT.length
     error = values.std(ddof=1) / np.sqrt(len(values))
@@ -100,7 +119,10 @@ def test_every_way_of_drawing_bounds_the_likelihood(rules):
 
 
 def test_dropout_needs_its_key_and_its_rate():
-    batch = BATCH | {"time_uniforms": jnp.array([0.9, 0.9, 0.9]), "mask_uniforms": jnp.zeros((3, 7))}
+    batch = BATCH | {
+        "time_uniforms": jnp.array([0.9, 0.9, 0.9]),
+        "mask_uniforms": jnp.zeros((3, 7)),
+    }
     first, second = (graded(batch, key=key, dropout=True)[0] for key in (0, 1))
     assert first != second  # nothing else is drawn here
     assert graded(batch, key=0)[0] == graded(batch, key=1)[0]

@@ -60,7 +60,9 @@ def test_equals_two_causal_passes(params, batch):
     states = NETWORK.initial_state(keys)
     before, noisy, clean = jnp.split(states, [PROMPT, PROMPT + BLOCK], axis=1)
     said, wanted = (
-        read(params, jnp.concatenate([batch["prompt"], batch[name][:, 0]], axis=1), state, recurrence)
+        read(
+            params, jnp.concatenate([batch["prompt"], batch[name][:, 0]], axis=1), state, recurrence
+        )
         for name, state in (
             ("noisy", jnp.concatenate([before, noisy], axis=1)),
             ("clean", jnp.concatenate([before, clean], axis=1)),
@@ -71,7 +73,9 @@ def test_equals_two_causal_passes(params, batch):
     expected = (divergence[0, 1:].mean() + divergence[1].mean()) / 2
     np.testing.assert_allclose(terms["consistency"], expected, rtol=1e-5)
     tokens = jnp.concatenate([batch["prompt"], batch["clean"][:, 0]], axis=1)
-    next_token = optax.softmax_cross_entropy_with_integer_labels(wanted[:, :-1], tokens[:, 1:]).mean()
+    next_token = optax.softmax_cross_entropy_with_integer_labels(
+        wanted[:, :-1], tokens[:, 1:]
+    ).mean()
     np.testing.assert_allclose(terms["ar"], next_token, rtol=1e-5)
     np.testing.assert_allclose(value, 2.0 * next_token + expected, rtol=1e-5)
     assert terms["recurrence"] == recurrence
@@ -90,5 +94,7 @@ def test_filler_replaces_wrong_tokens_alone(params, batch):
 
 def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
     loss = jax.jit(recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES))
-    drawn = [loss(params, params, batch | {"step": jnp.int32(s)}, jax.random.key(0))[1] for s in (0, 3)]
+    drawn = [
+        loss(params, params, batch | {"step": jnp.int32(s)}, jax.random.key(0))[1] for s in (0, 3)
+    ]
     assert [float(terms["recurrence"]) for terms in drawn] == [2.0, 5.0]

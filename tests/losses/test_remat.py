@@ -4,8 +4,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from loss_table import OBJECTIVES, RULES, SPEC, three
 from marks import slow
-from objectives import OBJECTIVES, RULES, SPEC, three
 from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss

@@ -43,7 +43,8 @@ def params_of(network, seed=0):
     rng = np.random.default_rng(seed)
     with jax.ensure_compile_time_eval():
         return jax.tree.map(
-            lambda s: jnp.asarray(0.4 * rng.normal(size=s.shape), s.dtype), parameter_shapes(network.config)
+            lambda s: jnp.asarray(0.4 * rng.normal(size=s.shape), s.dtype),
+            parameter_shapes(network.config),
         )
 
 
@@ -61,7 +62,9 @@ def step_of(alignment, rules):
 
 def graded(batch=RECORDED, alignment="own", rules=ResidualRules(K), params=None):  # noqa: B008
     params = params_of(HEAD) if params is None else params
-    (loss, metrics), grads = step_of(alignment, rules)(params, backbone_params(), batch, jax.random.key(0))
+    (loss, metrics), grads = step_of(alignment, rules)(
+        params, backbone_params(), batch, jax.random.key(0)
+    )
     return loss, metrics, grads
 
 
@@ -96,8 +99,12 @@ def of_block(params, frozen, clean, noisy, start, residual_before):
     out = BACKBONE.forward(frozen, noisy[None], positions, Prefix(cached.kv, seen))
     table = BACKBONE.embedding(frozen)
     clean_base, base = residual_before
-    first = HEAD.forward(params, table[clean][None], jnp.arange(length)[None], hidden=clean_base[None])
-    second = HEAD.forward(params, table[noisy][None], positions, Prefix(first.kv, seen), hidden=base[None])
+    first = HEAD.forward(
+        params, table[clean][None], jnp.arange(length)[None], hidden=clean_base[None]
+    )
+    second = HEAD.forward(
+        params, table[noisy][None], positions, Prefix(first.kv, seen), hidden=base[None]
+    )
     return cached.hidden[0], out.hidden[0], first.hidden[0], second.hidden[0]
 
 
@@ -138,7 +145,9 @@ def test_divergences_and_normalisers(alignment):
         noisy, clean = np.asarray(noisy), np.asarray(steps.start.clean)
         if alignment == "own":
             return noisy
-        before = np.where((POSITIONS % BLOCK == 0)[..., None], np.roll(clean, 1, 1), np.roll(noisy, 1, 1))
+        before = np.where(
+            (POSITIONS % BLOCK == 0)[..., None], np.roll(clean, 1, 1), np.roll(noisy, 1, 1)
+        )
         return np.where((POSITIONS == 0)[..., None], 0, before)
 
     for k in range(K):
@@ -148,7 +157,9 @@ def test_divergences_and_normalisers(alignment):
         plain = logits(predicting(steps.start.noisy))
         np.testing.assert_allclose(values[k][still], kl(teacher, mine)[still], atol=1e-4)
         np.testing.assert_allclose(found["kl"][k][still], kl(teacher, mine)[still], atol=1e-4)
-        np.testing.assert_allclose(found["uncorrected_kl"][k][still], kl(teacher, plain)[still], atol=1e-4)
+        np.testing.assert_allclose(
+            found["uncorrected_kl"][k][still], kl(teacher, plain)[still], atol=1e-4
+        )
         same = np.argmax(teacher, -1) == np.argmax(mine, -1)
         np.testing.assert_array_equal(found["agreement"][k][still], same[still])
         first = still & (POSITIONS % BLOCK == 0)
@@ -189,7 +200,10 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
 
     gradient = jax.jit(jax.grad(second), static_argnums=1)
     whole, cut = (gradient(params_of(HEAD), stopped) for stopped in (False, True))
-    apart = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (whole, cut)), strict=True)]
+    apart = [
+        float(jnp.abs(a - b).max())
+        for a, b in zip(*map(jax.tree.leaves, (whole, cut)), strict=True)
+    ]
     assert min(apart) > 1e-5
 
     def of_base(base):
@@ -221,7 +235,9 @@ def test_reveals_of_rows_and_steps_differ():
             for start in range(first, first + size, BLOCK):
                 place = slice(start, start + BLOCK)
                 assert revealed[row, place].sum() == min(1, before[row, place].sum())
-        np.testing.assert_array_equal(steps.tokens[k], np.where(hidden & still, MASK, BATCH["tokens"]))
+        np.testing.assert_array_equal(
+            steps.tokens[k], np.where(hidden & still, MASK, BATCH["tokens"])
+        )
         before = still
 
 

@@ -14,7 +14,9 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.losses import DistillationRules, self_distillation_loss
 from paradec_jax.losses.self_distillation import Teacher, divergence
 
-EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
+EXACT = JointDenoiser(
+    3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist())
+)
 SPEC = TokenSpec(mask=31, alignment="own")
 SMALL = {"vocab_size": 32, "layers": 1}
 NETWORK = tiny_denoiser(**SMALL)
@@ -32,7 +34,9 @@ def taught(rules, chunk, noised, t, step, key):
 
 
 def hidden_of(tokens):
-    return EXACT.forward(None, tokens, jnp.broadcast_to(jnp.arange(EXACT.length), tokens.shape)).hidden
+    return EXACT.forward(
+        None, tokens, jnp.broadcast_to(jnp.arange(EXACT.length), tokens.shape)
+    ).hidden
 
 
 @pytest.mark.parametrize("jump", [2, 4, 8])
@@ -47,20 +51,31 @@ def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     np.testing.assert_array_equal(
         np.where(hidden[:-1], -1, before[1:])[~hidden[:-1]], before[:-1][~hidden[:-1]]
     )
-    last = hidden.cumprod(axis=0).sum(axis=0) - 1  # the step that reveals a position, or the last one
+    last = (
+        hidden.cumprod(axis=0).sum(axis=0) - 1
+    )  # the step that reveals a position, or the last one
     assert len(np.unique(last[:, :3])) > 1 and (last[:, 3] == -1).all()
     said = np.stack([hidden_of(z) for z in before])
     want = np.take_along_axis(said, np.maximum(last, 0)[None, ..., None], axis=0)[0]
-    chex.assert_trees_all_close(np.asarray(kept)[noised == EXACT.mask], want[noised == EXACT.mask], atol=1e-6)
+    chex.assert_trees_all_close(
+        np.asarray(kept)[noised == EXACT.mask], want[noised == EXACT.mask], atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("time", "step", "share"), [(0.8, 0.2, 0.25), (0.05, 0.2, 1.0), (1.0, 0.9, 0.9)])
+@pytest.mark.parametrize(
+    ("time", "step", "share"), [(0.8, 0.2, 0.25), (0.05, 0.2, 1.0), (1.0, 0.9, 0.9)]
+)
 def test_a_step_reveals_its_share(time, step, share):
     """(t - s) / t, not t - s: that would be 0.2 in the first case."""
     rows = 4000
     noised = jnp.full((rows, EXACT.length), EXACT.mask)
     _, before = taught(
-        DistillationRules(), None, noised, jnp.full(rows, time), jnp.float32(step), jax.random.key(1)
+        DistillationRules(),
+        None,
+        noised,
+        jnp.full(rows, time),
+        jnp.float32(step),
+        jax.random.key(1),
     )
     found, count = np.mean(before[1] != EXACT.mask), noised.size
     assert abs(found - share) < 4 * np.sqrt(share * (1 - share) / count) + 1e-9
@@ -120,7 +135,9 @@ def test_divergence(kind):
 def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much():
     """exp(60), whose square is beyond float32."""
     apart = jnp.zeros((2, 9)).at[0, 1].set(60).at[1, 2].set(60)
-    value, slope = jax.value_and_grad(divergence)(*apart, MASK, DistillationRules(divergence="chi_square"))
+    value, slope = jax.value_and_grad(divergence)(
+        *apart, MASK, DistillationRules(divergence="chi_square")
+    )
     np.testing.assert_allclose(value, np.exp(60), rtol=1e-3)
     assert np.isfinite(slope).all()
 
@@ -141,9 +158,14 @@ def test_a_new_round_and_a_new_teacher_compile_nothing():
     programs = step_of()._cache_size()
     second, later = graded(which=2)
     third, _ = graded(teacher=4)
-    assert step_of()._cache_size() == programs and len({float(first), float(second), float(third)}) == 3
+    assert (
+        step_of()._cache_size() == programs
+        and len({float(first), float(second), float(third)}) == 3
+    )
     assert metrics["round"] == 0 and later["round"] == 2
-    np.testing.assert_allclose([metrics["teacher_steps"], later["teacher_steps"]], [8, 2], rtol=1e-5)
+    np.testing.assert_allclose(
+        [metrics["teacher_steps"], later["teacher_steps"]], [8, 2], rtol=1e-5
+    )
 
 
 def test_padding_is_never_hidden():
@@ -160,7 +182,9 @@ def test_the_mean_is_over_hidden_positions_without_a_weight():
     """
     whole, one = jnp.ones((3, 7)).at[0].set(0), jnp.ones((3, 7)).at[1, 3].set(0)
     times = {"times": jnp.array([0.06, 0.12, 0.5])}
-    batches = (BATCH | times | {"mask_uniforms": uniforms} for uniforms in (whole, one, whole * one))
+    batches = (
+        BATCH | times | {"mask_uniforms": uniforms} for uniforms in (whole, one, whole * one)
+    )
     first, second, both = (float(graded(batch=batch)[0]) for batch in batches)
     assert abs(first - second) > 1e-3
     np.testing.assert_allclose(both, (7 * first + second) / 8, rtol=1e-5)

@@ -30,7 +30,11 @@ def bound(row: Any) -> tuple[Any, Any, bool]:
         head = stubs.tiny_head(**changes), stubs.tiny_head_params(**changes)
         if "others" in row.stub:
             changes["blocks"] = (row.stub["block"], *row.stub["others"])
-        network, params, mask = stubs.tiny_blocks(**changes), stubs.tiny_blocks_params(**changes), 31
+        network, params, mask = (
+            stubs.tiny_blocks(**changes),
+            stubs.tiny_blocks_params(**changes),
+            31,
+        )
     else:
         network, params, mask = stubs.tiny_denoiser(), stubs.tiny_denoiser_params(), 31
     options = dict(row.options)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
-from objectives import OBJECTIVES, difference, fitted
+from loss_table import OBJECTIVES, difference, fitted
 from slices import mesh_named, weights  # noqa: F401
 from stubs import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 
@@ -82,12 +82,19 @@ def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own size, with what
     rounding is in them, and Muon leaves them to it.
     """
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_of(wanted)]
-    pairs = {name: pair for name, *pair in zip(paths, *map(jax.tree.leaves, (found, wanted)), strict=True)}
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_of(wanted)
+    ]
+    pairs = {
+        name: pair
+        for name, *pair in zip(paths, *map(jax.tree.leaves, (found, wanted)), strict=True)
+    }
     biases = {name: pair for name, pair in pairs.items() if name.endswith("k_bias")}
     others = {name: pair for name, pair in pairs.items() if name not in biases}
     return tuple(
-        difference(*({name: pair[i] for name, pair in part.items()} for i in range(2))) if part else None
+        difference(*({name: pair[i] for name, pair in part.items()} for i in range(2)))
+        if part
+        else None
         for part in (others, biases)
     )
 
@@ -105,7 +112,9 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                 options = {"steps": steps, "optimizer": optimizer}
                 state, one = trained(name, None, folder=Path(folder) / "one", **options)
                 for mesh in meshes:
-                    other, told = trained(name, mesh_named(mesh), folder=Path(folder) / "mesh", **options)
+                    other, told = trained(
+                        name, mesh_named(mesh), folder=Path(folder) / "mesh", **options
+                    )
                     (Path(folder) / "mesh").rename(Path(folder) / mesh)
                     told["losses"] = relative(told["losses"], one["losses"], OBJECTIVES[name].scale)
                     told["params"], told["k_bias"] = apart(other.params, state.params)
@@ -187,12 +196,15 @@ def generate(mesh: str) -> dict[str, bool]:
     calls = {
         "generate": lambda: pd.generate(model, prompts, pd.AutoRegressive(), mesh=where, **options),
         "load": lambda: pd.generate(split, prompts, pd.AutoRegressive(), **options),
-        "stops": lambda: pd.generate(split, prompts, pd.AutoRegressive(), stop_strings=("~",), **options),
+        "stops": lambda: pd.generate(
+            split, prompts, pd.AutoRegressive(), stop_strings=("~",), **options
+        ),
     }
     for name, call in calls.items():
         other = call()
         found[name] = (
-            other.tokens == one.tokens and other.network_calls.tolist() == one.network_calls.tolist()
+            other.tokens == one.tokens
+            and other.network_calls.tolist() == one.network_calls.tolist()
         )
     return found
 
@@ -229,7 +241,9 @@ def gradient(mesh: str) -> dict[str, Any]:
     def squares(state: Any, info: Any) -> Any:
         del info
         leaves = jax.tree.leaves(state)
-        return [jax.numpy.sum(x**2) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
+        return [
+            jax.numpy.sum(x**2) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+        ]
 
     one = jax.jit(jax.grad(loss))(params)
     with jax.set_mesh(where):
@@ -248,7 +262,9 @@ def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
         tokens = np.zeros((4, 8), np.int32)
         tokens = jax.device_put(tokens, pd.row_shardings(tokens, where))
 
-        def forward(params: Any, tokens: Any, network: Any = network, recurrent: bool = recurrent) -> Any:
+        def forward(
+            params: Any, tokens: Any, network: Any = network, recurrent: bool = recurrent
+        ) -> Any:
             positions = jax.numpy.broadcast_to(jax.numpy.arange(tokens.shape[1]), tokens.shape)
             prefix = None
             if recurrent:
@@ -301,7 +317,10 @@ def splashed(mesh: str) -> dict[str, Any]:
     with jax.set_mesh(where):
         got = jax.jit(lambda q, window: splash(q, window, CAUSAL, interpret=True))(q, window)
     want = attend(q, window, CAUSAL.mask(128))
-    return {"difference": float(np.abs(np.asarray(got) - want).max()), "lies": str(got.sharding.spec)}
+    return {
+        "difference": float(np.abs(np.asarray(got) - want).max()),
+        "lies": str(got.sharding.spec),
+    }
 
 
 def path_of(pair: tuple[Any, Any]) -> str:

@@ -48,6 +48,8 @@ def equal(found: Any, wanted: Any) -> bool:
     """Whether all arrays of two trees have the same numbers in the same places."""
     pairs = zip(*map(jax.tree.leaves, (found, wanted)), strict=True)
     return all(
-        a.sharding == b.sharding and a.dtype == b.dtype and bool((np.asarray(a) == np.asarray(b)).all())
+        a.sharding == b.sharding
+        and a.dtype == b.dtype
+        and bool((np.asarray(a) == np.asarray(b)).all())
         for a, b in pairs
     )

@@ -5,8 +5,8 @@ import functools
 import pytest
 from decoders import ROWS
 from devices import on_devices
+from loss_table import OBJECTIVES
 from marks import slow
-from objectives import OBJECTIVES
 
 BLOCKS = {"test-causal": 2, "test-sdar": 2, "test-recurrent": 4, "test-mdlm": 2}
 CLOSE = 1e-5
@@ -22,7 +22,9 @@ def quick():
         "stop_tests": (["jacobi"],),
         "weights": (["test-causal"],),
     }
-    return dict(zip(calls, on_devices(*([name, *given] for name, given in calls.items())), strict=True))
+    return dict(
+        zip(calls, on_devices(*([name, *given] for name, given in calls.items())), strict=True)
+    )
 
 
 def answer(call, *given):
@@ -30,7 +32,9 @@ def answer(call, *given):
     return on_devices([call, *given])[0] if given else quick()[call]
 
 
-@pytest.mark.parametrize("given", [(), slow((list(BLOCKS), [2, 1, 2]))], ids=["causal", "every family"])
+@pytest.mark.parametrize(
+    "given", [(), slow((list(BLOCKS), [2, 1, 2]))], ids=["causal", "every family"]
+)
 def test_a_tensor_parallel_forward_has_two_all_reduces_a_block(given):
     for name, counts in answer("collectives", *given).items():
         assert counts.pop("blocks") == BLOCKS[name]

@@ -8,7 +8,14 @@ from jax.sharding import PartitionSpec as P
 from stubs import tiny_head, tiny_head_params
 
 import paradec_jax as pd
-from paradec_jax.families import FAMILIES, PRESETS, init_params, matrix_axes, network_of, parameter_shapes
+from paradec_jax.families import (
+    FAMILIES,
+    PRESETS,
+    init_params,
+    matrix_axes,
+    network_of,
+    parameter_shapes,
+)
 from paradec_jax.sharding.layout import layout, row_shardings, shardings, shardings_like
 from paradec_jax.sharding.mesh import AXES
 from paradec_jax.sharding.rules import assign, row_axes
@@ -38,9 +45,9 @@ def test_every_parameter_has_a_rule_raw_and_prepared(name):
         network, params = network_of(PRESETS[name]), init_params(PRESETS[name], jax.random.key(0))
     raw = specs(params)
     assert sum(spec != P(*(None,) * len(spec)) for spec in raw.values()) > len(raw) / 2
-    assert raw["layer_0/attention/q" if "layer_0/attention/q" in raw else "core_0/attention/q"] == P(
-        "fsdp", "tensor", None
-    )
+    assert raw[
+        "layer_0/attention/q" if "layer_0/attention/q" in raw else "core_0/attention/q"
+    ] == P("fsdp", "tensor", None)
     assert len(specs(network.prepare(params))) >= len(jax.tree.leaves(network.prepare(params)))
 
 
@@ -50,7 +57,13 @@ def test_every_parameter_has_a_rule_raw_and_prepared(name):
         (("embed", "mlp"), (8, 12), {"fsdp": 4, "tensor": 2}, P("fsdp", "tensor"), 0),
         (("embed", "mlp"), (6, 16), {"fsdp": 4, "tensor": 2}, P(None, ("tensor", "fsdp")), 1),
         (("embed", "mlp"), (6, 12), {"fsdp": 4, "tensor": 2}, P(None, "tensor"), 2),
-        (("embed", "heads", "head_dim"), (8, 55, 96), {"fsdp": 4, "tensor": 2}, P("fsdp", None, None), 1),
+        (
+            ("embed", "heads", "head_dim"),
+            (8, 55, 96),
+            {"fsdp": 4, "tensor": 2},
+            P("fsdp", None, None),
+            1,
+        ),
         (("vocab", "embed"), (7, 8), {"fsdp": 2, "tensor": 2}, P(None, "fsdp"), 1),
         (("vocab", "embed"), (8, 7), {"fsdp": 2, "tensor": 1}, P("fsdp", None), 1),
         (("embed",), (8,), {"fsdp": 2, "tensor": 2}, P(None), 0),
@@ -65,7 +78,12 @@ def test_an_axis_that_does_not_divide_falls_to_the_next_rule(names, shape, sizes
 
 def test_rows_lie_over_data_and_fsdp_or_one_of_them():
     sizes = {"data": 2, "fsdp": 4, "tensor": 3}
-    assert [row_axes(n, sizes) for n in (8, 4, 2, 3)] == [("data", "fsdp"), ("fsdp",), ("data",), None]
+    assert [row_axes(n, sizes) for n in (8, 4, 2, 3)] == [
+        ("data", "fsdp"),
+        ("fsdp",),
+        ("data",),
+        None,
+    ]
     batch = {"tokens": jnp.zeros((4, 3), jnp.int32), "count": jnp.int32(3)}
     found = row_shardings(batch, MESH)
     assert found["tokens"].spec == P(("fsdp",)) and found["count"].spec == P()
@@ -99,7 +117,8 @@ def test_a_state_lies_as_its_parameters(kind):
         )
     ]
     wanted = {
-        (leaf.shape, where.spec) for leaf, where in zip(*map(jax.tree.leaves, (shapes, placed)), strict=True)
+        (leaf.shape, where.spec)
+        for leaf, where in zip(*map(jax.tree.leaves, (shapes, placed)), strict=True)
     }
     assert set(moments) - wanted <= {((), P()), ((3,), P())}  # counts, Muon's coefficients
     assert sum(bool(shape) for shape, _ in moments) >= len(jax.tree.leaves(shapes))
@@ -112,10 +131,15 @@ def test_what_is_refused():
         shardings(unknown, MESH)
     explicit = AbstractMesh((2,), ("fsdp",), axis_types=(AxisType.Explicit,))
     for refuse in (shardings, row_shardings):
-        with pytest.raises(ValueError, match=r"axes fsdp of the mesh are Explicit.*paradec_jax.make_mesh"):
+        with pytest.raises(
+            ValueError, match=r"axes fsdp of the mesh are Explicit.*paradec_jax.make_mesh"
+        ):
             refuse({}, explicit)
     one = jax.devices()[:1]
     assert pd.make_mesh(devices=one).shape == {"data": 1, "fsdp": 1, "tensor": 1}
-    for sizes, sentence in (((0,), "data=0, fsdp=-1"), ((1, 2), "fsdp=2, tensor=1 do not make up 1 devices")):
+    for sizes, sentence in (
+        ((0,), "data=0, fsdp=-1"),
+        ((1, 2), "fsdp=2, tensor=1 do not make up 1 devices"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             pd.make_mesh(*sizes, devices=one)

@@ -11,15 +11,20 @@ from paradec_jax.families import PRESETS, family_of, network_of, parameter_shape
 from paradec_jax.sharding.axes import axes_of, sizes
 
 MORE = {
-    "every bias and norm": dataclasses.replace(PRESETS["test-causal"], qk_norm=True, tie_embeddings=False),
+    "every bias and norm": dataclasses.replace(
+        PRESETS["test-causal"], qk_norm=True, tie_embeddings=False
+    ),
     "every bias": dataclasses.replace(PRESETS["test-causal"], out_bias=True, mlp_bias=True),
     "llama": dataclasses.replace(PRESETS["test-causal"], qkv_bias=False, kv_heads=4),
-    "recurrent, untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
+    "recurrent, untied": dataclasses.replace(
+        PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False
+    ),
 }
 BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
 CONFIGS = PRESETS | MORE | {"sdar with biases": dataclasses.replace(PRESETS["test-sdar"], **BIASES)}
 HEADS = {
-    f"head of {name}": ResidualHeadConfig.of(CONFIGS[name]) for name in ("test-sdar", "sdar with biases")
+    f"head of {name}": ResidualHeadConfig.of(CONFIGS[name])
+    for name in ("test-sdar", "sdar with biases")
 }
 
 
@@ -46,12 +51,17 @@ def test_every_parameter_has_its_axes(name):
     for path, leaf in flatten_dict(shapes, sep="/").items():
         row = axes_of(network_of(config).table, path)
         assert leaf.shape == tuple(lengths(config)[axis] for axis in row.names), path
-        assert set(row.inputs + row.outputs) <= set(row.names) and bool(row.inputs) == bool(row.outputs)
+        assert set(row.inputs + row.outputs) <= set(row.names) and bool(row.inputs) == bool(
+            row.outputs
+        )
 
 
 def test_no_entry_is_idle():
     used: dict[int, set[int]] = {}
-    tables = {id(network_of(config).table): network_of(config).table for config in (CONFIGS | HEADS).values()}
+    tables = {
+        id(network_of(config).table): network_of(config).table
+        for config in (CONFIGS | HEADS).values()
+    }
     for config in (CONFIGS | HEADS).values():
         table = network_of(config).table
         paths = flatten_dict(parameter_shapes(config), sep="/")
@@ -71,6 +81,8 @@ def test_sizes_count_each_parameter_that_a_call_reads(name):
     config = CONFIGS[name]
     shapes = parameter_shapes(config)
     every = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    tables = config.vocab_size * config.width * (1 if getattr(config, "tie_embeddings", False) else 2)
+    tables = (
+        config.vocab_size * config.width * (1 if getattr(config, "tie_embeddings", False) else 2)
+    )
     tables += config.vocab_size * (config.family == "masked_diffusion")  # the head's bias
     assert sum(sizes(family_of(config).network.table, shapes).values()) == every - tables

@@ -21,7 +21,9 @@ from paradec_jax.nn.scan import in_turn
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
-CONFIGS["windows"] = dataclasses.replace(CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False))
+CONFIGS["windows"] = dataclasses.replace(
+    CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False)
+)
 CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
 CACHED = [name for name in CONFIGS if name != "mdlm"]
 TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
@@ -42,7 +44,9 @@ def changed(name: str, **fields):
 def params_of(name: str):
     leaves, tree = jax.tree.flatten(parameter_shapes(CONFIGS[name]))
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = [0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    drawn = [
+        0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)
+    ]
     return jax.tree.unflatten(tree, drawn)
 
 
@@ -81,7 +85,9 @@ def same(name, split=0, atol=1e-5, **fields):
     want = squares(name, changed(name, attention="dense", remat="none"), split)(params)
     got = squares(name, changed(name, **fields), split)(params)
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a / scale, b / scale, atol=atol), got, want)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a / scale, b / scale, atol=atol), got, want
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,9 @@ def test_a_decoding_loop_stacks_no_caches(scan):
     positions = jnp.broadcast_to(jnp.arange(1), (2, 1))
 
     def step(params):
-        return network.forward(params, TOKENS[:, :1], positions, Prefix(cache, jnp.zeros(2, jnp.int32)))
+        return network.forward(
+            params, TOKENS[:, :1], positions, Prefix(cache, jnp.zeros(2, jnp.int32))
+        )
 
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
 
@@ -140,7 +148,9 @@ def test_decoding_traces_one_layer_for_all(name, monkeypatch):
 
     def program() -> str:
         prefix = Prefix(cache, jnp.asarray([2, 1]))
-        return jax.jit(lambda p: network.forward(p, TOKENS, positions, prefix)).lower(params).as_text()
+        return (
+            jax.jit(lambda p: network.forward(p, TOKENS, positions, prefix)).lower(params).as_text()
+        )
 
     monkeypatch.setattr(PreNormBlock, "__call__", lambda *args: calls.append(1) or usual(*args))
     shared = program()
@@ -223,4 +233,6 @@ def test_offload_is_refused_where_the_host_keeps_nothing(monkeypatch):
 
     monkeypatch.setattr(backend.jax, "devices", lambda: [Device()])
     with pytest.raises(ValueError, match="devices of kind 'abacus' cannot: use 'layer'"):
-        jax.eval_shape(squares("causal", changed("causal", remat="offload"), 0), params_of("causal"))
+        jax.eval_shape(
+            squares("causal", changed("causal", remat="offload"), 0), params_of("causal")
+        )

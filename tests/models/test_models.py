@@ -102,7 +102,9 @@ def reference_attention(q, k, v, seen):
 def test_attention_over_prefix_and_window(groups):
     heads, width, size, channels = 4, 3, 5, 6
     q = normal(2, heads, width, channels)
-    window, prefix = ((normal(2, groups, n, channels), normal(2, groups, n, channels)) for n in (width, size))
+    window, prefix = (
+        (normal(2, groups, n, channels), normal(2, groups, n, channels)) for n in (width, size)
+    )
     visible = np.array([2, 5])
 
     def kv(pair):
@@ -117,11 +119,16 @@ def test_attention_over_prefix_and_window(groups):
             group = head * groups // heads
             before = np.broadcast_to(np.arange(size) < visible[row], (width, size))
             keys, values = (
-                np.concatenate([p[row, group], w[row, group]]) for p, w in zip(prefix, window, strict=True)
+                np.concatenate([p[row, group], w[row, group]])
+                for p, w in zip(prefix, window, strict=True)
             )
-            want = reference_attention(q[row, head], keys, values, np.concatenate([before, causal], axis=1))
+            want = reference_attention(
+                q[row, head], keys, values, np.concatenate([before, causal], axis=1)
+            )
             np.testing.assert_allclose(got[row, head], want, atol=1e-5)
-            want = reference_attention(q[row, head], window[0][row, group], window[1][row, group], causal)
+            want = reference_attention(
+                q[row, head], window[0][row, group], window[1][row, group], causal
+            )
             np.testing.assert_allclose(alone[row, head], want, atol=1e-5)
 
 
@@ -129,7 +136,9 @@ def test_attention_over_prefix_and_window(groups):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_cache_writes_each_row_at_its_own_position(batch, slots):
     cache = empty(batch, 2, 6, 4, jnp.dtype("float32"), slots)
-    window = KV(jnp.asarray(normal(batch, *slots, 2, 4, 2)), jnp.asarray(normal(batch, *slots, 2, 2, 4)))
+    window = KV(
+        jnp.asarray(normal(batch, *slots, 2, 4, 2)), jnp.asarray(normal(batch, *slots, 2, 2, 4))
+    )
     at = [1, 4, 0][:batch]
     new = write(cache, window, jnp.array(at))
     for row, p in enumerate(at):

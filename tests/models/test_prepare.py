@@ -71,7 +71,9 @@ def test_matrices_are_cast_once_and_no_number_changes(name, types):
     def casts(p) -> list[str]:
         text = jax.jit(call).lower(p).as_text()
         found = re.findall(r"stablehlo.convert .*tensor<(\d+)x\d+x\w+>\) -> ", text)
-        return [rows for rows in found if int(rows) >= config.width]  # more than the positions of the call
+        return [
+            rows for rows in found if int(rows) >= config.width
+        ]  # more than the positions of the call
 
     prepared = network.prepare(params)
     np.testing.assert_allclose(jax.jit(call)(prepared), jax.jit(call)(params), atol=1e-5)
@@ -81,7 +83,10 @@ def test_matrices_are_cast_once_and_no_number_changes(name, types):
 def test_raw_parameters_are_never_taken_for_prepared_ones():
     """A tied model's own head, which no raw tree has, is not looked for."""
     params = params_of("recurrent")
-    astray = {**params, "head": jnp.zeros((params["embedding"].shape[1], params["embedding"].shape[0]))}
+    astray = {
+        **params,
+        "head": jnp.zeros((params["embedding"].shape[1], params["embedding"].shape[0])),
+    }
     np.testing.assert_array_equal(logits("recurrent", astray), logits("recurrent", params))
     assert not np.asarray(logits("recurrent", Prepared(astray))).any()
 

@@ -70,10 +70,14 @@ def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
     cache = NETWORK.write(cache, first.kv, jnp.zeros(2, jnp.int32))
     after = slice(2 * BLOCK, None)
     prefix = Prefix(cache, jnp.full(2, 2 * BLOCK))
-    second = call(params, vectors[:, after], hidden[:, after], positions_of(BLOCK, start=2 * BLOCK), prefix)
+    second = call(
+        params, vectors[:, after], hidden[:, after], positions_of(BLOCK, start=2 * BLOCK), prefix
+    )
     chex.assert_trees_all_close(first.hidden, whole.hidden[:, before], atol=1e-5)
     chex.assert_trees_all_close(second.hidden, whole.hidden[:, after], atol=1e-5)
-    chex.assert_trees_all_close(NETWORK.pick(whole.kv, jnp.full(2, 2 * BLOCK), BLOCK), second.kv, atol=1e-5)
+    chex.assert_trees_all_close(
+        NETWORK.pick(whole.kv, jnp.full(2, 2 * BLOCK), BLOCK), second.kv, atol=1e-5
+    )
     if prepared:
         assert NETWORK.prepare(params) is params
 
@@ -90,9 +94,14 @@ def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     np.testing.assert_allclose(params["embedding_norm"], np.full(WIDTH, size), rtol=1e-5)
     np.testing.assert_array_equal(params["fusion"][:WIDTH], np.eye(WIDTH))
     absent = {name: leaf for name, leaf in backbone.items() if name != "layer_1"}
-    with pytest.raises(ValueError, match=r"init inherited needs a backbone with layer_1 for 2 layers"):
+    with pytest.raises(
+        ValueError, match=r"init inherited needs a backbone with layer_1 for 2 layers"
+    ):
         inherited(CONFIG, jax.random.key(0), absent)
-    wider = {**backbone, "layer_0": jax.tree.map(lambda x: jnp.concatenate([x, x]), backbone["layer_0"])}
+    wider = {
+        **backbone,
+        "layer_0": jax.tree.map(lambda x: jnp.concatenate([x, x]), backbone["layer_0"]),
+    }
     with pytest.raises(ValueError, match="a backbone whose layers have the shapes of the head's"):
         inherited(CONFIG, jax.random.key(0), wider)
 
@@ -127,20 +136,29 @@ def test_the_default_begins_at_zero():
 
 def test_it_is_a_network_without_a_vocabulary():
     assert isinstance(NETWORK, CachedNetwork)
-    assert (NETWORK.visibility, NETWORK.block, NETWORK.max_length) == ("block", BLOCK, BACKBONE.max_length)
+    assert (NETWORK.visibility, NETWORK.block, NETWORK.max_length) == (
+        "block",
+        BLOCK,
+        BACKBONE.max_length,
+    )
     assert NETWORK.vocab_size == 0
 
 
 def test_a_head_of_another_backbone():
     check_fits(dataclasses.replace(CONFIG, layers=5, feed_forward=7), BACKBONE)
     for changes, message in (
-        ({"width": 2 * WIDTH}, "the residual head has width 32, but the backbone has 16: it is another's"),
+        (
+            {"width": 2 * WIDTH},
+            "the residual head has width 32, but the backbone has 16: it is another's",
+        ),
         ({"block": 2}, "the residual head has block 2, but the backbone has 4: it is another's"),
     ):
         with pytest.raises(ValueError, match=message):
             check_fits(dataclasses.replace(CONFIG, **changes), BACKBONE)
     for refused in (PRESETS["test-causal"], PRESETS["test-mdlm"]):
-        with pytest.raises(ValueError, match=f"writes blocks, but one of family {refused.family} does not"):
+        with pytest.raises(
+            ValueError, match=f"writes blocks, but one of family {refused.family} does not"
+        ):
             check_fits(CONFIG, refused)
 
 

@@ -41,7 +41,9 @@ def test_releases_have_their_published_numbers_of_parameters(name):
     assert count(PRESETS[name]) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)])
+@pytest.mark.parametrize(
+    ("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)]
+)
 def test_sizes_of_the_released_heads(preset, millions):
     assert round(count(ResidualHeadConfig.of(PRESETS[preset], layers=3)) / 1e6) == millions
 
@@ -49,7 +51,9 @@ def test_sizes_of_the_released_heads(preset, millions):
 @pytest.mark.parametrize("name", ["causal", pytest.param("recurrent", marks=pytest.mark.slow)])
 def test_initial_values(name):
     depth = {"layers": 3} if name == "causal" else {}
-    config = dataclasses.replace(PRESETS[f"test-{name}"], width=64, vocab_size=256, feed_forward=96, **depth)
+    config = dataclasses.replace(
+        PRESETS[f"test-{name}"], width=64, vocab_size=256, feed_forward=96, **depth
+    )
     params = init_params(config, jax.random.key(1))
     first = params["layer_0" if name == "causal" else "core_0"]
     layers = 3 if name == "causal" else config.effective_depth
@@ -74,10 +78,14 @@ def test_networks_are_equal_by_their_config(name):
     assert network == again and hash(network) == hash(again)
     assert network != network_of(dataclasses.replace(config, max_length=config.max_length + 1))
     assert network.vocab_size == config.vocab_size
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(parameter_shapes(config))} == {config.param_dtype}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(parameter_shapes(config))} == {
+        config.param_dtype
+    }
 
 
-CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")} | {"head": HEAD}
+CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")} | {
+    "head": HEAD
+}
 
 
 @pytest.mark.parametrize(
@@ -86,12 +94,20 @@ CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sd
         ("recurrent", {"heads": 3}, "3 heads"),
         ("recurrent", {"remat": "all"}, "remat"),
         ("recurrent", {"heads": 16}, "even"),
-        ("causal", {"attention": "flash"}, "attention must be one of dense, .*, splash, not 'flash'"),
+        (
+            "causal",
+            {"attention": "flash"},
+            "attention must be one of dense, .*, splash, not 'flash'",
+        ),
         ("causal", {"layers": 0}, "layers must be at least 1"),
         ("causal", {"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
         ("causal", {"width": 18}, "width 18 does not split into 4 heads"),
         ("causal", {"head_channels": 5}, "even number of channels, not 5"),
-        ("causal", {"remat": "iteration"}, "remat must be one of none, .*, offload, not 'iteration'"),
+        (
+            "causal",
+            {"remat": "iteration"},
+            "remat must be one of none, .*, offload, not 'iteration'",
+        ),
         ("sdar", {"block": 0}, "block must be at least 1, not 0"),
         ("sdar", {"block": 129}, "block must be between 1 and max_length 128, not 129"),
         ("mdlm", {"vocab_size": 1}, "vocab_size must be at least 2, the mask and a token, not 1"),
@@ -113,7 +129,9 @@ SCALED = [name for name in CONFIGS if name != "mdlm"]  # it has neither scale as
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("field", ["rope_base", "norm_eps"])
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300, 10**400])
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300, 10**400]
+)
 def test_scales_are_positive(name, field, value):
     with pytest.raises(ValueError, match=f"{field} must be a positive number of float32"):
         dataclasses.replace(CONFIGS[name], **{field: value})
@@ -147,7 +165,10 @@ def test_recurrences_have_an_end():
         ({"beta_fast": 4.0}, "beta_fast must be None where rotary positions are scaled as linear"),
         ({"kind": "llama3"}, "low_freq_factor must be below high_freq_factor"),
         ({"sliding_window": 0}, "sliding_window must be at least 1"),
-        ({"sliding_window": 6, "sliding_layers": (False,)}, "sliding_layers says .* have the window 6"),
+        (
+            {"sliding_window": 6, "sliding_layers": (False,)},
+            "sliding_layers says .* have the window 6",
+        ),
         ({"sliding_layers": (True, False)}, "sliding_layers says .* have the window None"),
     ],
 )

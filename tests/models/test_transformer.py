@@ -62,7 +62,9 @@ def norm_of(x, gain, eps):
 def rotated(x, position, base):
     """Channels i and i + C/2 of a head [..., C] as one complex number, turned."""
     half = x.shape[-1] // 2
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * base ** (-np.arange(half) / half))
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(
+        1j * position * base ** (-np.arange(half) / half)
+    )
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
@@ -107,7 +109,9 @@ def reference(config: TransformerConfig, params, tokens) -> np.ndarray:
 def test_forward_is_the_formula(kind):
     logits, *_ = uncached(kind)
     for row, tokens in zip(logits, TOKENS, strict=True):
-        np.testing.assert_allclose(row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4)
+        np.testing.assert_allclose(
+            row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4
+        )
 
 
 def test_vectors_may_take_the_place_of_tokens():
@@ -131,7 +135,9 @@ def test_cached_equals_uncached(kind, start, width):
     cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
     visible = jnp.array(start)
     window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, start, strict=True)])
-    logits, _, own = read(network, params, window, positions_of(window, visible), Prefix(cache, visible))
+    logits, _, own = read(
+        network, params, window, positions_of(window, visible), Prefix(cache, visible)
+    )
     for row, at in enumerate(start):
         np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
     for new, old in zip(network.write(cache, own, visible), cache, strict=True):
@@ -169,7 +175,9 @@ def test_facts_of_the_network():
     assert isinstance(network, CachedNetwork)
     assert (network.visibility, network.block, network.counters) == ("block", 4, ())
     assert network != network_of(dataclasses.replace(BLOCKS, block=8))
-    fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
+    fields = {
+        name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")
+    }
     causal = network_of(dataclasses.replace(BASE, **fields))
     assert (causal.visibility, causal.block) == ("causal", None) and network != causal
     assert network.work(2, 4, 16) == causal.work(2, 4, 16)
@@ -179,16 +187,25 @@ def test_facts_of_the_network():
 def test_only_whole_blocks_count_as_room():
     """A text's last block is read whole, so a prompt and its new tokens must leave room for it."""
     odd = dataclasses.replace(BLOCKS, max_length=30)
-    assert network_of(odd).max_length == 28 and network_of(dataclasses.replace(odd, block=8)).max_length == 24
+    assert (
+        network_of(odd).max_length == 28
+        and network_of(dataclasses.replace(odd, block=8)).max_length == 24
+    )
     assert network_of(dataclasses.replace(odd, blocks=(4, 6))).max_length == 24
     decoder = decode.BlockDenoising(network_of(odd), 30, TokenSpec(mask=31, alignment="own"))
-    with pytest.raises(ValueError, match="size 30 is more than the 28 positions the model was built for"):
+    with pytest.raises(
+        ValueError, match="size 30 is more than the 28 positions the model was built for"
+    ):
         decode.run(decoder, None, decode.make_request([[1, 2]], max_new_tokens=27))
 
 
 def test_a_block_of_one_is_causal():
     single = dataclasses.replace(BLOCKS, block=1)
-    fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
+    fields = {
+        name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")
+    }
     causal = dataclasses.replace(BASE, **fields)
-    logits, want = (read(TransformerNetwork(c), params_of(BLOCKS), TOKENS)[0] for c in (single, causal))
+    logits, want = (
+        read(TransformerNetwork(c), params_of(BLOCKS), TOKENS)[0] for c in (single, causal)
+    )
     np.testing.assert_allclose(logits, want, atol=ATOL)

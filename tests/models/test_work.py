@@ -25,7 +25,9 @@ def weights_of(config) -> int:
         layers = config.prelude_layers + config.coda_layers + 3 * config.core_layers
         return layers * sandwich + 3 * 2 * d**2 + d + config.vocab_size * d
     layers = config.layers * (block + 2 * config.head_dim * config.qk_norm + 2 * d)
-    return layers + (2 * d**2 + 3 * d if config.family == "residual_head" else d + config.vocab_size * d)
+    return layers + (
+        2 * d**2 + 3 * d if config.family == "residual_head" else d + config.vocab_size * d
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny-recurrent", "tiny-causal", "tiny-mdlm", "head"])
@@ -38,8 +40,12 @@ def test_work_of_a_call(name):
     work = network.work(3, 8, context)
     cached = 2 * layers * config.kv_heads * config.head_dim * 3 * context
     assert work.bytes == 4 * (weights + cached)
-    assert work.flops == 24 * (2 * weights + 4 * layers * config.heads * config.head_dim * (context + 8))
-    assert network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
+    assert work.flops == 24 * (
+        2 * weights + 4 * layers * config.heads * config.head_dim * (context + 8)
+    )
+    assert (
+        network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
+    )
 
 
 def test_a_sliding_window_bounds_what_a_layer_reads():

@@ -29,13 +29,16 @@ def drawn(width: int, channels: int = 8, dtype=jnp.float32, size: int | None = N
     rng = np.random.default_rng(0 if size is None else 2)
     size = width if size is None else size
     q, k, v = (
-        jnp.asarray(rng.normal(size=(2, *s, channels)), dtype) for s in ((4, width), (2, size), (2, size))
+        jnp.asarray(rng.normal(size=(2, *s, channels)), dtype)
+        for s in ((4, width), (2, size), (2, size))
     )
     return q, KV(k.swapaxes(-1, -2), v)
 
 
 def random_masks(width: int):
-    seen = jnp.asarray(np.random.default_rng(1).random((2, width, width)) < 0.7) | jnp.eye(width, dtype=bool)
+    seen = jnp.asarray(np.random.default_rng(1).random((2, width, width)) < 0.7) | jnp.eye(
+        width, dtype=bool
+    )
     return {"all": None, "one for all rows": seen[0], "one a row": seen}
 
 
@@ -104,7 +107,9 @@ def test_values_and_gradients_of_the_dense_one(kind, prefix):
     seen = (random_masks(LONG) | rules(LONG))[kind]
     arguments = (q, window, seen, *prefixes(LONG)[prefix])
     got = gradients(functools.partial(attention, backend="blocked"), *arguments)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, gradients(dense, *arguments))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, gradients(dense, *arguments)
+    )
 
 
 def test_a_short_window_is_the_dense_one():
@@ -126,7 +131,9 @@ def test_rules_are_the_masks(name):
         "sliding": masks.causal(LONG) & ~np.tri(LONG, k=-6, dtype=bool) & jnp.ones((2, 1, 1), bool),
     }
     np.testing.assert_array_equal(rule.mask(LONG), want[name])
-    np.testing.assert_array_equal(rule.rows(jnp.asarray([4, 20]), LONG), want[name][..., [4, 20], :])
+    np.testing.assert_array_equal(
+        rule.rows(jnp.asarray([4, 20]), LONG), want[name][..., [4, 20], :]
+    )
 
 
 def whole_scores(text: str, width: int) -> bool:
@@ -160,9 +167,15 @@ def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
         return module._at_a_time((rows, heads, 4000, 96), 4000)
 
     assert [count(rows, 55) for rows in (1, 8, 1000)] == [256, 64, 32]
-    mesh = jax.sharding.AbstractMesh((8, 5), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = jax.sharding.AbstractMesh(
+        (8, 5), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
     with jax.sharding.use_abstract_mesh(mesh):
-        assert [count(8, 55), count(80, 55), count(80, 54)] == [256, 256, 32]  # 54 heads are never cut in 5
+        assert [count(8, 55), count(80, 55), count(80, 54)] == [
+            256,
+            256,
+            32,
+        ]  # 54 heads are never cut in 5
 
 
 @pytest.mark.parametrize("kind", random_masks(2) | rules(2))
@@ -194,7 +207,9 @@ def test_the_switch(monkeypatch):
     monkeypatch.setenv(backend.ATTENTION, "plain")
     assert not backend.cudnn_attention()
     monkeypatch.setenv(backend.ATTENTION, "flash")
-    with pytest.raises(ValueError, match="PARADEC_ATTENTION must be 'cudnn' or 'plain', not 'flash'"):
+    with pytest.raises(
+        ValueError, match="PARADEC_ATTENTION must be 'cudnn' or 'plain', not 'flash'"
+    ):
         attention(*drawn(2), backend="cudnn")
 
 

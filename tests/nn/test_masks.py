@@ -9,13 +9,19 @@ from paradec_jax.nn import masks
 def test_the_mask_of_lookahead_is_as_drawn():
     slots = jnp.array([[0, 0, 1, 1], [0, 0, 0, 0]]), jnp.array([[0, 1, 0, 1], [0, 1, 2, 3]])
     two_levels, one_level = np.asarray(masks.lookahead(*slots, 2, 2)).astype(int).tolist()
-    guesses = [[1, 0, 0, 0, *own] for own in ([1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1])]
-    levels = [[*own, 0, 0, 0, 0] for own in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1])]
+    guesses = [
+        [1, 0, 0, 0, *own] for own in ([1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1])
+    ]
+    levels = [
+        [*own, 0, 0, 0, 0] for own in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1])
+    ]
     assert two_levels == [*levels, *guesses]
     assert one_level == [*[[1] * (i + 1) + [0] * (7 - i) for i in range(4)], *guesses]
 
 
-POSITIONS = jnp.array([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]])  # the second window begins inside a block of two
+POSITIONS = jnp.array(
+    [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
+)  # the second window begins inside a block of two
 
 
 def drawn(mask) -> list[str]:

@@ -81,7 +81,9 @@ def test_a_float32_product_is_one_product():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-@pytest.mark.parametrize(("layouts", "twice", "shape"), [("cpu", "cpu", "2x96"), ("plain", "cuda", "2x1x96")])
+@pytest.mark.parametrize(
+    ("layouts", "twice", "shape"), [("cpu", "cpu", "2x96"), ("plain", "cuda", "2x1x96")]
+)
 def test_one_row_is_fed_twice_where_that_is_faster(platform, layouts, twice, shape, monkeypatch):
     monkeypatch.setenv("PARADEC_LAYOUTS", layouts)
     lowered = export.export(jax.jit(lambda x: dense(x, WEIGHT)), platforms=(platform,))(rows(1, 1))

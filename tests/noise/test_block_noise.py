@@ -13,7 +13,9 @@ from paradec_jax.noise.blocks import KINDS
 ROWS, WIDTH = 4_000, 16
 SAMPLES = np.broadcast_to(np.arange(WIDTH) // 8, (ROWS, WIDTH))
 BLOCKS = np.broadcast_to(np.arange(WIDTH) // 4, (ROWS, WIDTH))
-LABELLED = np.broadcast_to(np.arange(WIDTH) % 8 >= 2, (ROWS, WIDTH))  # 2 of the first block, 4 of the second
+LABELLED = np.broadcast_to(
+    np.arange(WIDTH) % 8 >= 2, (ROWS, WIDTH)
+)  # 2 of the first block, 4 of the second
 
 
 @functools.cache
@@ -55,7 +57,9 @@ def test_counts_are_exact_and_evenly_spread():
         found = np.bincount(counts, minlength=n + 1)
         assert found[0] == 0 and len(found) == n + 1
         np.testing.assert_allclose(found[1:] / ROWS, 1 / n, atol=0.04)
-        np.testing.assert_allclose(probability[:, inside], np.tile(counts[:, None] / n, 4), rtol=1e-6)
+        np.testing.assert_allclose(
+            probability[:, inside], np.tile(counts[:, None] / n, 4), rtol=1e-6
+        )
         # No place is preferred.
         places = where[:, inside][:, LABELLED[0, inside]].mean(axis=0)
         np.testing.assert_allclose(places, places.mean(), atol=0.04)
@@ -74,7 +78,9 @@ def test_a_row_without_a_hidden_token_is_drawn_again_and_at_last_forced():
 
 
 @pytest.mark.parametrize(("draw", "forced"), [(0, False), (1, False), (10, False), (11, True)])
-def test_ten_draws_follow_the_first_and_then_one_labelled_token_is_forced(draw, forced, monkeypatch):
+def test_ten_draws_follow_the_first_and_then_one_labelled_token_is_forced(
+    draw, forced, monkeypatch
+):
     """Of a noise that hides everything in one of its draws and nothing in the others."""
     key = jax.random.key(0)
 

@@ -40,9 +40,12 @@ def test_each_rule_of_times():
     rows = 8
     for rule in ("stratified", "systematic"):
         tau = (
-            np.asarray(jax.vmap(lambda key, rule=rule: Times(rule, 1e-3).draw(key, rows))(keys)) - 1e-3
+            np.asarray(jax.vmap(lambda key, rule=rule: Times(rule, 1e-3).draw(key, rows))(keys))
+            - 1e-3
         ) / 0.999
-        assert (np.sort((tau * rows).astype(int), axis=1) == np.arange(rows)).mean() > 0.999  # one a part
+        assert (
+            np.sort((tau * rows).astype(int), axis=1) == np.arange(rows)
+        ).mean() > 0.999  # one a part
     gaps = np.diff(np.sort(tau, axis=1), axis=1)  # of the systematic ones
     np.testing.assert_allclose(gaps, 1 / rows, atol=1e-5)
     plain = np.asarray(jax.vmap(lambda key: Times("plain", 0.5).draw(key, rows))(keys))
@@ -66,11 +69,20 @@ def test_what_is_hidden_and_times_of_the_discrete_bound():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Times("antithetic"), "rule must be one of plain, stratified, systematic, not 'antithetic'"),
+        (
+            lambda: Times("antithetic"),
+            "rule must be one of plain, stratified, systematic, not 'antithetic'",
+        ),
         (lambda: Times(floor=0.0), r"floor must be in \(0, 1\), not 0.0"),
         (lambda: Schedule("sine"), "name must be one of loglinear, cosine, .* not 'sine'"),
-        (lambda: Times("systematic").at(jnp.zeros(3), 3), "systematic times of 3 rows come from 1 numbers"),
-        (lambda: Times().at(jnp.zeros(2), 3), "stratified times of 3 rows come from 3 numbers, not 2"),
+        (
+            lambda: Times("systematic").at(jnp.zeros(3), 3),
+            "systematic times of 3 rows come from 1 numbers",
+        ),
+        (
+            lambda: Times().at(jnp.zeros(2), 3),
+            "stratified times of 3 rows come from 3 numbers, not 2",
+        ),
     ],
 )
 def test_what_is_refused(make, message):

@@ -31,9 +31,22 @@ def started(
         "PYTHONPATH": os.pathsep.join(map(str, path)),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["-m", "experiments.launch.local", "--processes", str(processes), "--devices", str(devices)]
+    command = [
+        "-m",
+        "experiments.launch.local",
+        "--processes",
+        str(processes),
+        "--devices",
+        str(devices),
+    ]
     command += ["--patience", str(patience)]
-    program = [sys.executable, str(HERE / "on_processes.py"), str(folder), str(heartbeat), json.dumps(calls)]
+    program = [
+        sys.executable,
+        str(HERE / "on_processes.py"),
+        str(folder),
+        str(heartbeat),
+        json.dumps(calls),
+    ]
     with (folder / "said").open("w") as said:
         launcher = subprocess.Popen(
             [sys.executable, *command, "--", *program],

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # before anything asks for a device
 
 import jax
 import numpy as np
-from objectives import LENGTH, OBJECTIVES, ROWS, Batches, fitted
+from loss_table import LENGTH, OBJECTIVES, ROWS, Batches, fitted
 from on_devices import PROMPTS, plain
 from stubs import tiny_causal, tiny_causal_params, tiny_request
 
@@ -63,7 +63,10 @@ class Windows:
     """Windows of a text, and which rows of each batch were made."""
 
     def __init__(self) -> None:
-        self.maker, self.made = WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1), []
+        self.maker, self.made = (
+            WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1),
+            [],
+        )
 
     def __call__(self, index: int) -> Any:
         return self.maker(index)
@@ -121,7 +124,9 @@ class Watched(Batches):
         return batch
 
 
-def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = None) -> dict[str, Any]:
+def command(
+    folder: str, steps: int, delay: float = 0.0, end_at: int | None = None
+) -> dict[str, Any]:
     """A training as a command, whose user reads one sentence of what goes wrong."""
     data = Watched(OBJECTIVES["next token"].batch, delay, end_at)
     try:
@@ -136,10 +141,14 @@ def refused(name: str) -> dict[str, str]:
     mesh = pd.make_mesh(*HALF)
     calls = {
         "no mesh": lambda: fitted(name, 2, None),
-        "mesh of its own": lambda: fitted(name, 2, pd.make_mesh(1, 2, 1, devices=jax.local_devices())),
+        "mesh of its own": lambda: fitted(
+            name, 2, pd.make_mesh(1, 2, 1, devices=jax.local_devices())
+        ),
         "steps": lambda: fitted(name, 2 + mine, mesh),
         "batches": lambda: fitted(name, 2, mesh, data=Own(one.batch)),
-        "parameters": lambda: fitted(name, 2, mesh, params=jax.tree.map(lambda x: x + mine, one.params())),
+        "parameters": lambda: fitted(
+            name, 2, mesh, params=jax.tree.map(lambda x: x + mine, one.params())
+        ),
         "broken": lambda: fitted(name, 2, mesh, data=Broken(one.batch)),
     }
     found = {}

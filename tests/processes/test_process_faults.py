@@ -69,7 +69,9 @@ def test_kills_of_one_of_two_change_no_bit(tmp_path, whole, record_property):
         which += 1
         for turn in range(min(4, KILLS - kills)):
             told, dead = folder / f"turn-{turn}", rng.randrange(2)
-            with started(told, ["command", str(folder / "run"), STEPS, 0.2], heartbeat=HEARTBEAT) as launcher:
+            with started(
+                told, ["command", str(folder / "run"), STEPS, 0.2], heartbeat=HEARTBEAT
+            ) as launcher:
                 wait_for(launcher, lambda: len(pids(told)) == 2, told)  # noqa: B023
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     launcher.wait(rng.uniform(0, 15))

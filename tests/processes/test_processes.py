@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from launched import launched
-from objectives import LENGTH, OBJECTIVES, ROWS
+from loss_table import LENGTH, OBJECTIVES, ROWS
 from on_processes import HALF, train
 
 CLOSE = 1e-5
@@ -21,7 +21,10 @@ def apart(found, wanted, scale=1e-30):
     """The largest difference of two runs: of losses, and of parameters over the largest number of their array."""
     sizes = np.maximum(np.abs(wanted["losses"]), scale)
     losses = np.max(np.abs(np.subtract(found["losses"], wanted["losses"])) / sizes)
-    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(found["params"], wanted["params"], strict=True)]
+    pairs = [
+        (np.asarray(x), np.asarray(y))
+        for x, y in zip(found["params"], wanted["params"], strict=True)
+    ]
     return losses, max(np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-30) for x, y in pairs)
 
 

@@ -14,10 +14,13 @@ import pytest
 import paradec_jax as pd
 from experiments.lm_eval import run
 from experiments.real.settings import chats
-from paradec_jax.chat import conversation
+from paradec_jax.text.chat import conversation
 
 REAL, DATA = os.environ.get("PARADEC_REAL", ""), os.environ.get("PARADEC_DATA", "")
-pytestmark = [pytest.mark.real, pytest.mark.skipif(not REAL, reason="make real-tests names the file")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not REAL, reason="make real-tests names the file"),
+]
 TOKENS, ITEMS = 200, 50
 
 
@@ -33,7 +36,9 @@ def texts(model):
 
 def read_by_transformers(folder, **options):
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32", **options).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", **options
+    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,12 @@ def greedy(model, theirs, texts):
     import torch
 
     stop, found = list(model.token_spec.stop), []
-    options = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": stop, "pad_token_id": stop[0]}
+    options = {
+        "max_new_tokens": TOKENS,
+        "do_sample": False,
+        "eos_token_id": stop,
+        "pad_token_id": stop[0],
+    }
     for text in texts:
         ids = torch.tensor(model.tokenizer.encode_batch([text]))
         with torch.inference_mode():
@@ -76,7 +86,9 @@ def greedy(model, theirs, texts):
 
 
 @pytest.mark.parametrize(
-    "decoder", [pd.AutoRegressive(), pd.PromptLookup(), pd.Jacobi(block=8)], ids=lambda of: type(of).__name__
+    "decoder",
+    [pd.AutoRegressive(), pd.PromptLookup(), pd.Jacobi(block=8)],
+    ids=lambda of: type(of).__name__,
 )
 def test_greedy_tokens(model, greedy, texts, decoder):
     assert pd.generate(model, texts, decoder, max_new_tokens=TOKENS).tokens == greedy
@@ -92,7 +104,9 @@ def test_an_export_is_read_by_transformers_and_by_load(model, theirs, texts, tmp
     pd.save(tmp_path / "model", model)
     assert not convert(["export", str(tmp_path / "model"), str(folder)])
     exported, want = read_by_transformers(folder).state_dict(), theirs.state_dict()
-    assert exported.keys() == want.keys() and all(torch.equal(exported[name], want[name]) for name in want)
+    assert exported.keys() == want.keys() and all(
+        torch.equal(exported[name], want[name]) for name in want
+    )
     same_logits(pd.load(str(folder)), theirs, texts[0])
     words = transformers.AutoTokenizer.from_pretrained(folder)
     message = [{"role": "user", "content": "12 + 30?"}]

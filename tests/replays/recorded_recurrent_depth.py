@@ -68,7 +68,9 @@ def network(strategy: str = "full", recurrence: int = 1) -> RecurrentDepthNetwor
     elif strategy == "full":
         mode = "full"
     else:
-        pytest.fail(f"no cache here is the strategy {strategy!r} of a model with {core} core layers")
+        pytest.fail(
+            f"no cache here is the strategy {strategy!r} of a model with {core} core layers"
+        )
     return RecurrentDepthNetwork(model().config, cache=mode, recurrence=recurrence)
 
 

@@ -18,13 +18,24 @@ FAMILIES = ("recurrent_depth", "jacobi", "masked_diffusion", "block_diffusion", 
 def replays(family: str, folder: Path) -> dict[str, int]:
     """Outcomes of a family's replays of `folder/family`, counted."""
     files = sorted(Path(__file__).parent.glob(f"test_golden_{family}*.py"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "not slow", *map(str, files)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-m",
+        "not slow",
+        *map(str, files),
+    ]
     told = subprocess.run(
         command, env={**os.environ, "PARADEC_GOLDEN": str(folder)}, capture_output=True, text=True
     )
     summary = told.stdout.strip().splitlines()[-1]
     counts = {
-        name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|errors?|skipped)", summary)
+        name: int(count)
+        for count, name in re.findall(r"(\d+) (passed|failed|errors?|skipped)", summary)
     }
     assert counts, told.stdout[-2000:] + told.stderr[-2000:]
     return counts

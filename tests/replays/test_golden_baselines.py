@@ -89,7 +89,9 @@ def test_candidates():
 
 
 def lookup_of(trace: dict):
-    return replicas.ReleasedPromptLookup(**{n: trace[n] for n in ("max_ngram", "num_pred")}, dummy=DUMMY)
+    return replicas.ReleasedPromptLookup(
+        **{n: trace[n] for n in ("max_ngram", "num_pred")}, dummy=DUMMY
+    )
 
 
 @pytest.mark.parametrize("name", traces("prompt_lookup"))
@@ -141,11 +143,15 @@ def test_lookahead(name):
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
     columns = trace["LEVEL"] + trace["WINDOW_SIZE"] - 2
     kind = replicas.ReleasedLookahead if trace["POOL_FROM_PROMPT"] else decode.Lookahead
-    decoder = kind(level=trace["LEVEL"], window=trace["WINDOW_SIZE"], guesses=trace["GUESS_SET_SIZE"])
+    decoder = kind(
+        level=trace["LEVEL"], window=trace["WINDOW_SIZE"], guesses=trace["GUESS_SET_SIZE"]
+    )
     decoder, params = bound(part, trace, decoder), model(part)[1]
     window = jnp.asarray(real(want["window"][0, 0]), jnp.int32)
     request = request_of(part, trace, want["prompt"], window=window)
-    assert want["num_input_ids"].tolist() == [trace["prompt_length"]] + [1] * (trace["forwards"] - 1)
+    assert want["num_input_ids"].tolist() == [trace["prompt_length"]] + [1] * (
+        trace["forwards"] - 1
+    )
 
     state = start(decoder, params, request)
     assert want["last_input_id"][0] == want["prompt"][0, -1] and want["fill_level"][0] == 0

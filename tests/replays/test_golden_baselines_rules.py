@@ -32,7 +32,12 @@ def stored(part: str) -> list:
     return [(part, name) for name in names if (FOLDER / part / f"trace_{name}.npz").is_file()]
 
 
-TOLD = {"prompt_seed", "margins", "unique_token_ratio", "nfe_first_release"}  # of the recording, not of a run
+TOLD = {
+    "prompt_seed",
+    "margins",
+    "unique_token_ratio",
+    "nfe_first_release",
+}  # of the recording, not of a run
 # What decides logits and confidences: the arrays hold both as the program had them.
 NETWORK = {"cache", "cfg_scale", "logits_eos_inf"}
 
@@ -95,7 +100,10 @@ def check_shapes(settings: Settings, arrays: dict, mask: int, new: str) -> None:
     if "batch" in settings:  # Fast-dLLM's traces have one row without padding
         real = arrays.get("attention_mask", np.ones((rows, prompt)))
         assert (rows, prompt - real[0].sum()) == (settings["batch"], settings["left_pad_row0"])
-    assert (prompt, arrays["tokens"].shape[-1]) == (settings["prompt_length"], prompt + settings[new])
+    assert (prompt, arrays["tokens"].shape[-1]) == (
+        settings["prompt_length"],
+        prompt + settings[new],
+    )
     assert len(arrays["conf"]) == settings["forwards" if "forwards" in settings else "nfe"]
     each = settings.get("revealed_per_step") or settings.get("revealed_per_forward")
     revealed = ((arrays["tokens"][:-1] == mask) & (arrays["tokens"][1:] != mask)).sum(axis=(1, 2))
@@ -174,7 +182,9 @@ def test_calls_reveal_what_dream_reveals(part, name):
     check_confidences(arrays, mask, confidence)
 
     def rule(call, scores, masked, tokens):
-        count = jnp.full(len(masked), masked.sum() // len(masked))  # one number for all rows of a batch
+        count = jnp.full(
+            len(masked), masked.sum() // len(masked)
+        )  # one number for all rows of a batch
         return select.top(scores, jnp.asarray(masked), time_grid(count, call, calls, eps))
 
     if settings["alg_temp"] is None and settings["alg"] != "origin":
@@ -182,7 +192,9 @@ def test_calls_reveal_what_dream_reveals(part, name):
     settings.all_read()
 
 
-@pytest.mark.skipif(not (FOLDER / "dream" / "sampler_units.npz").is_file(), reason="no sampler units there")
+@pytest.mark.skipif(
+    not (FOLDER / "dream" / "sampler_units.npz").is_file(), reason="no sampler units there"
+)
 def test_scores_are_those_of_dreams_sampler():
     units = arrays_in(FOLDER / "dream" / "sampler_units.npz")
     logits = jnp.asarray(units["logits"])
@@ -209,4 +221,6 @@ def test_scores_are_those_of_dreams_sampler():
     kept = {"topp0p8": filtered(top_p=0.8), "topk5": filtered(top_k=5)}
     kept["temp0p5_topp0p8"] = filtered(0.5, top_p=0.8)
     for name, shaped in kept.items():
-        np.testing.assert_array_equal(jnp.isfinite(shaped), units[f"filtered_{name}"] > -1e38, err_msg=name)
+        np.testing.assert_array_equal(
+            jnp.isfinite(shaped), units[f"filtered_{name}"] > -1e38, err_msg=name
+        )

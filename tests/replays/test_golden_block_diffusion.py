@@ -45,7 +45,10 @@ def test_the_model_is_the_one_that_the_folder_tells_of():
     fields = read_json(FOLDER / "config.json")
     assert (network.visibility, network.block) == ("block", fields["block_size"])
     assert (spec.mask, spec.alignment) == (fields["mask_token_id"], "own")
-    assert spec.mask in arrays("forward")["block_ids"] and spec.mask not in arrays("forward")["prefix_ids"]
+    assert (
+        spec.mask in arrays("forward")["block_ids"]
+        and spec.mask not in arrays("forward")["prefix_ids"]
+    )
 
 
 def test_prompt():
@@ -53,7 +56,9 @@ def test_prompt():
     want = arrays("forward")
     assert_close(logits[0], want["prefix_logits"], TOLERANCE)
     assert_close(hidden[0], want["prefix_hidden"], TOLERANCE)
-    assert_close(jnp.stack([jnp.swapaxes(layer.k[0], -1, -2) for layer in kv]), want["cache_k"], TOLERANCE)
+    assert_close(
+        jnp.stack([jnp.swapaxes(layer.k[0], -1, -2) for layer in kv]), want["cache_k"], TOLERANCE
+    )
     assert_close(jnp.stack([layer.v[0] for layer in kv]), want["cache_v"], TOLERANCE)
 
 
@@ -76,7 +81,9 @@ def test_all_blocks_without_a_cache():
     network, params, _ = model()
     want, tokens = arrays("forward"), row("full_ids")
     positions = positions_of(tokens)
-    np.testing.assert_array_equal(masks.block_causal(positions, network.block)[0], want["full_mask"])
+    np.testing.assert_array_equal(
+        masks.block_causal(positions, network.block)[0], want["full_mask"]
+    )
     logits, _, _ = read(network, params, tokens, positions)
     assert_close(logits[0], want["full_logits"], TOLERANCE)
     block = want["block_logits"]
@@ -105,7 +112,9 @@ def test_the_doubled_layout_as_two_calls():
     positions, block = positions_of(clean), network.block
     of_clean = read(network, params, clean, positions)
     prefix = Prefix(of_clean[2], masks.strictly_before(positions, block))
-    of_noisy = read(network, params, noisy, positions, prefix, masks.block_diagonal(positions, block))
+    of_noisy = read(
+        network, params, noisy, positions, prefix, masks.block_diagonal(positions, block)
+    )
     for (logits, hidden, _), part in ((of_noisy, slice(half)), (of_clean, slice(half, None))):
         assert_close(logits[0], want["dual_logits"][part], TOLERANCE)
         assert_close(hidden[0], want["dual_hidden"][part], TOLERANCE)

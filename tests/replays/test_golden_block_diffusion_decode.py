@@ -31,7 +31,9 @@ FAST = {
     "fast_factor": ("factor", "gamma"),
 }  # of Fast-dLLM: rule, and its number
 EVERY = cases("decode_cases")["cases"]
-RECORDED = {name: told for name, told in EVERY.items() if told["strategy"] in RULES}  # of the programs
+RECORDED = {
+    name: told for name, told in EVERY.items() if told["strategy"] in RULES
+}  # of the programs
 STOPS = max(len(told["stop_ids"] or ()) for told in RECORDED.values())
 
 
@@ -65,7 +67,9 @@ class Case:
 
     @property
     def has(self) -> set[str]:
-        return {name.partition(".")[2] for name in arrays("decode") if name.startswith(f"{self.name}.")}
+        return {
+            name.partition(".")[2] for name in arrays("decode") if name.startswith(f"{self.name}.")
+        }
 
     @property
     def whole(self) -> int:
@@ -78,7 +82,9 @@ def case_of(name: str) -> Case:
     prompt, new = arrays("decode")[f"prompt.{told['prompt']}"], told["gen_length"]
     if name not in RECORDED:
         rule, number = FAST[told["strategy"]]
-        return Case(name, rule, {rule: told[number]}, prompt, new=new, steps=told["n_denoise_forwards"])
+        return Case(
+            name, rule, {rule: told[number]}, prompt, new=new, steps=told["n_denoise_forwards"]
+        )
     rule = RULES[told["strategy"]]
     knobs = {"temperature": told["temperature"], "top_k": 1}
     if rule == "entropy":
@@ -102,7 +108,9 @@ def case_of(name: str) -> Case:
 
 NAMES = list(EVERY)
 CLEAN = [name for name in NAMES if not case_of(name).truncated]
-LONGEST = max(len(prompt) for name, prompt in arrays("decode").items() if name.startswith("prompt."))
+LONGEST = max(
+    len(prompt) for name, prompt in arrays("decode").items() if name.startswith("prompt.")
+)
 SIZE = max(case_of(name).whole for name in NAMES)
 STEPS = 3 * SIZE // 2
 
@@ -126,13 +134,20 @@ def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndar
     decoder = decoder.bind(network, SIZE, spec)
     with jax.default_matmul_precision("highest"):
         result, (tokens, done, info) = decode.trace(
-            decoder, params, request_of(case, new), decoder.Knobs(**case.knobs), n=STEPS, record=everything
+            decoder,
+            params,
+            request_of(case, new),
+            decoder.Knobs(**case.knobs),
+            n=STEPS,
+            record=everything,
         )
         logits = logits_of(network, params, info.hidden[:, 0])
     running = ~np.concatenate([[False], np.asarray(done)[:-1, 0]])
     kept = running & np.asarray(info.reads[:, 0])
     at, where = np.asarray(info.at[:, 0]), np.asarray(info.where[:, 0])
-    after = np.asarray(tokens)[:, 0][np.arange(STEPS)[:, None], at[:, None] + np.arange(network.block)]
+    after = np.asarray(tokens)[:, 0][
+        np.arange(STEPS)[:, None], at[:, None] + np.arange(network.block)
+    ]
     steps = {
         "block": at // network.block,
         "step": np.asarray(info.step[:, 0]),
@@ -226,7 +241,11 @@ def test_unequal_prompts_in_one_batch():
     """Rows in phases of their own: all recorded cases of one setting at once, with fusions."""
     same = [name for name in CLEAN if name in RECORDED and not case_of(name).stop]
     wanted = next(case_of(name) for name in same if case_of(name).rule == "dynamic")
-    group = [case for case in map(case_of, same) if (case.rule, case.knobs) == (wanted.rule, wanted.knobs)]
+    group = [
+        case
+        for case in map(case_of, same)
+        if (case.rule, case.knobs) == (wanted.rule, wanted.knobs)
+    ]
     assert len({len(case.prompt) for case in group}) > 2
     network, params, spec = model()
     decoder = decode.BlockDenoising(network, SIZE, spec, rule=wanted.rule)
@@ -251,7 +270,9 @@ def filters() -> dict[str, decode.SamplingKnobs]:
             found[name] = decode.SamplingKnobs(temperature=1.0, top_p=int(match[1]) / 100)
         elif match := re.fullmatch(r"filter\.topk(\d+)_topp(\d+)_T(\d)(\d)_probs", name):
             k, p, whole, tenths = map(int, match.groups())
-            found[name] = decode.SamplingKnobs(temperature=whole + tenths / 10, top_k=k, top_p=p / 100)
+            found[name] = decode.SamplingKnobs(
+                temperature=whole + tenths / 10, top_k=k, top_p=p / 100
+            )
     return found
 
 

@@ -33,7 +33,12 @@ def call(backbone, network, frozen, params, tokens, positions, hidden, prefix):
     """The residual, its logits and those of the sum, and the keys and values."""
     vectors = backbone.embedding(frozen)[tokens]
     out = network.forward(params, vectors, positions, prefix, hidden=hidden)
-    return out.hidden, backbone.logits(frozen, out.hidden), backbone.logits(frozen, hidden + out.hidden), out
+    return (
+        out.hidden,
+        backbone.logits(frozen, out.hidden),
+        backbone.logits(frozen, hidden + out.hidden),
+        out,
+    )
 
 
 def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
@@ -42,7 +47,9 @@ def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
     tokens = jnp.asarray(tokens)[None]
     positions = start + jnp.arange(tokens.shape[1])[None]
     params = network.prepare(params) if prepared else params
-    return call(backbone, network, frozen, params, tokens, positions, jnp.asarray(hidden)[None], prefix)
+    return call(
+        backbone, network, frozen, params, tokens, positions, jnp.asarray(hidden)[None], prefix
+    )
 
 
 @functools.cache
@@ -69,14 +76,18 @@ def test_two_steps_in_a_block(prepared):
         context(prepared),
         len(arrays("mrp_forward")["prefix_ids"]),
     )
-    first, logits, corrected, out = said(want["step1_ids"], want["block_hidden"], start, prefix, prepared)
+    first, logits, corrected, out = said(
+        want["step1_ids"], want["block_hidden"], start, prefix, prepared
+    )
     assert out.counts == {"head_calls": 1}
     assert_close(first[0], want["step1_residual_hidden"], RESIDUAL)
     assert_close(logits[0], want["step1_residual_logits"], LOGITS)
     assert_close(corrected[0], want["step1_corrected_logits"], LOGITS)
     assert_close(want["block_logits"] + logits[0], want["step1_corrected_logits"], LOGITS)
     assert_close(want["block_hidden"] + first[0], want["step2_hidden_in"], RESIDUAL)
-    second, _, corrected, _ = said(want["step2_ids"], want["step2_hidden_in"], start, prefix, prepared)
+    second, _, corrected, _ = said(
+        want["step2_ids"], want["step2_hidden_in"], start, prefix, prepared
+    )
     assert_close(second[0], want["step2_residual_hidden"], RESIDUAL)
     assert_close(corrected[0], want["step2_corrected_logits"], LOGITS)
 
@@ -104,7 +115,9 @@ def test_the_released_initialisation():
     assert len(first) == 8 * len(leaves) == 8 * len(jax.tree.leaves(params))
     for values in (first, *leaves):
         error = 4 / np.sqrt(2 * values.size)  # of a standard deviation, as a share of it
-        assert abs(np.std(values) / 0.2 - 1) < error and abs(np.mean(values)) < 0.8 / np.sqrt(values.size)
+        assert abs(np.std(values) / 0.2 - 1) < error and abs(np.mean(values)) < 0.8 / np.sqrt(
+            values.size
+        )
 
 
 # Algorithm 1
@@ -196,7 +209,9 @@ def test_steps(name):
         assert_close(both(name, steps.start), case["hidden_A"], LOGITS)
     for k in range(1, rules_of(name).unroll + 1):
         np.testing.assert_array_equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
-        np.testing.assert_array_equal(steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"]))
+        np.testing.assert_array_equal(
+            steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"])
+        )
         base, residual = (jax.tree.map(lambda x: x[k - 1], t) for t in (steps.base, steps.residual))  # noqa: B023
         taught = steps.start._replace(noisy=steps.taught[k - 1])
         for key, streams in (("in", base), ("residual", residual), ("teacher", taught)):
@@ -231,7 +246,9 @@ def test_a_denominator_is_negative():
 @functools.cache
 def gradient_of(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
-    return jax.jit(jax.value_and_grad(residual_loss(backbone, network, spec, rules, chunk=5), has_aux=True))
+    return jax.jit(
+        jax.value_and_grad(residual_loss(backbone, network, spec, rules, chunk=5), has_aux=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -261,7 +278,11 @@ def test_every_recorded_array_is_compared():
         "hidden",
         "states",
         "logits_shape",
-        *(f"{name}_{kind}_rms" for name in ("hidden", "logits") for kind in ("residual", "reference")),
+        *(
+            f"{name}_{kind}_rms"
+            for name in ("hidden", "logits")
+            for kind in ("residual", "reference")
+        ),
     }
     assert arrays("residual").keys() == read
     parts = r"ids|positions|mask|masked|p_mask|labels|answer_len|hidden_A|(s\d\.)?loss_\w+|grad(norm)?\..*"

@@ -58,7 +58,13 @@ def rule_of(name: str) -> tuple[str, dict[str, Any]]:
 
 def everything(state, info):
     """Records the canvas, who goes on, drafts where there are any, and what a call did."""
-    return state.rows.tokens, state.rows.done, getattr(state, "where", ()), getattr(state, "tokens", ()), info
+    return (
+        state.rows.tokens,
+        state.rows.done,
+        getattr(state, "where", ()),
+        getattr(state, "tokens", ()),
+        info,
+    )
 
 
 @functools.cache
@@ -100,16 +106,22 @@ def masks_before(tokens: np.ndarray, where: np.ndarray) -> np.ndarray:
 def test_base(name):
     rule, knobs = rule_of(name)
     network, params, spec = model()
-    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule, fuse_store=False, fuse_prompt=False)
+    decoder = decode.BlockDenoising(
+        network, SIZE, spec, rule=rule, fuse_store=False, fuse_prompt=False
+    )
     with jax.default_matmul_precision("highest"):
         result, (tokens, done, _, _, info) = decode.trace(
             decoder, params, request_of(name), decoder.Knobs(**knobs), n=STEPS, record=everything
         )
     kept = ~np.concatenate([[False], np.asarray(done)[:-1, 0]]) & np.asarray(info.reads[:, 0])
     at, where = np.asarray(info.at[:, 0])[kept], np.asarray(info.where[:, 0])[kept]
-    after = np.asarray(tokens)[kept, 0][np.arange(len(at))[:, None], at[:, None] + np.arange(network.block)]
+    after = np.asarray(tokens)[kept, 0][
+        np.arange(len(at))[:, None], at[:, None] + np.arange(network.block)
+    ]
     assert len(at) == RECORDED[name]["target_denoise"]
-    np.testing.assert_array_equal(result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens"))
+    np.testing.assert_array_equal(
+        result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens")
+    )
     np.testing.assert_array_equal(at // network.block, found(name, "block"))
     np.testing.assert_array_equal(np.asarray(info.step[:, 0])[kept], found(name, "step"))
     np.testing.assert_array_equal(where, found(name, "reveal"))
@@ -121,7 +133,9 @@ def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]
     case, (rule, knobs) = RECORDED[name], rule_of(name)
     steps = "dynamic" if "dynamic" in case.get("mrp", "") else "static"
     mix = "none" if case["mix"] == "none" else "sum"
-    return decode.Residual(rule=rule, head_rule=steps, head_steps=case["K"], mix=mix, **fused), knobs
+    return decode.Residual(
+        rule=rule, head_rule=steps, head_steps=case["K"], mix=mix, **fused
+    ), knobs
 
 
 @pytest.mark.parametrize("name", named("direct"))
@@ -162,7 +176,11 @@ def test_fusions_repeat_the_texts(name):
     np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
     assert result.counts["network_calls"][0] == case["target_denoise"]
     prompts, stores = stores_of(name)
-    assert case["mrp_forwards"] <= result.counts["head_calls"][0] <= case["mrp_forwards"] + prompts + stores
+    assert (
+        case["mrp_forwards"]
+        <= result.counts["head_calls"][0]
+        <= case["mrp_forwards"] + prompts + stores
+    )
 
 
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
@@ -283,7 +301,9 @@ def test_judging_positions_is_lossy():
     for name in names:
         result, _ = replayed(name, LossyPositionWise(candidates=3))
         start, whole = len(prompt_of(name)), len(found(name, "tokens"))
-        different += int(np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:]))
+        different += int(
+            np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:])
+        )
         total += whole - start
     assert different > total / 10
 
@@ -330,7 +350,9 @@ def test_every_array_is_read():
         "spec": "tokens block start cands draft_reveal draft_tok accepted end",
         "remask": "tokens block step before tok conf proposed gate reveal",
     }
-    of_case = {name: kinds[case["mode"].partition("_")[0]].split() for name, case in RECORDED.items()}
+    of_case = {
+        name: kinds[case["mode"].partition("_")[0]].split() for name, case in RECORDED.items()
+    }
     known = {f"{name}.{kind}" for name, own in of_case.items() for kind in own}
     assert arrays("mrp_decode").keys() == known
     modes = [name for mode in ("base", "direct", "remask", "remask_conf") for name in named(mode)]

@@ -40,7 +40,9 @@ def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @functools.cache
 def found_in(name: str):
-    return jax.tree.map(np.asarray, layout_of(jnp.asarray(case_of(name)["position_ids"]), model()[0].block))
+    return jax.tree.map(
+        np.asarray, layout_of(jnp.asarray(case_of(name)["position_ids"]), model()[0].block)
+    )
 
 
 def interleaved(samples: np.ndarray) -> np.ndarray:
@@ -109,5 +111,7 @@ def test_loss_and_gradients(name):
     case, (network, params, _) = case_of(name), model()
     (loss, metrics), grads = step_of()(params, None, batch_of(case), jax.random.key(0))
     assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
-    np.testing.assert_allclose(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6
+    )
     assert_gradients(exported(qwen2, network.config, grads), case, GRADIENT)

@@ -106,7 +106,8 @@ def fed(name: str):
     tokens = jnp.asarray(arrays(name, "logits")["input_ids"])
     batch, length = tokens.shape
     cache = network.init_cache(
-        jax.random.split(jax.random.key(0), batch), length + arrays(name, "logits")["retrim_ids"].shape[1]
+        jax.random.split(jax.random.key(0), batch),
+        length + arrays(name, "logits")["retrim_ids"].shape[1],
     )
     logits, at = [], 0
     for width in (*FED, *(1,) * (length - sum(FED))):
@@ -118,7 +119,9 @@ def fed(name: str):
 
 @pytest.mark.parametrize("name", models("logits"))
 def test_fed_through_a_cache(name):
-    assert_close(fed(name)[0], arrays(name, "logits")["cached_logits"], TOLERANCES.get(name, TOLERANCE))
+    assert_close(
+        fed(name)[0], arrays(name, "logits")["cached_logits"], TOLERANCES.get(name, TOLERANCE)
+    )
 
 
 @pytest.mark.parametrize("name", models("logits"))
@@ -141,7 +144,9 @@ def test_rotation(name, array):
     config = model(name)[0].config
     at = re.fullmatch(r"rope_(?:inv_freq|(?:cos|sin)_p(\d+))", array)
     position = 1 if at[1] is None else int(at[1])
-    cos, sin = (x[0, 0, 0] for x in rotation(jnp.array([[position]]), config.head_dim, config.rope_base))
+    cos, sin = (
+        x[0, 0, 0] for x in rotation(jnp.array([[position]]), config.head_dim, config.rope_base)
+    )
     if at[1] is None:
         got = np.arctan2(sin, cos)  # an angle below pi: that of position 1
     else:
@@ -161,7 +166,9 @@ def test_greedy_outputs(name):
         assert result.completions() == outputs
         assert (result.network_calls <= result.generated).all()
         for output, reason in zip(outputs, result.reasons.tolist(), strict=True):
-            assert reason == (decode.Reason.STOP if output[-1] in spec.stop else decode.Reason.BUDGET)
+            assert reason == (
+                decode.Reason.STOP if output[-1] in spec.stop else decode.Reason.BUDGET
+            )
 
 
 @pytest.mark.parametrize("name", models("greedy"))

@@ -68,7 +68,9 @@ class Case:
     @property
     def settings(self) -> dict[str, float]:
         """Numbers of the tag by their letters; N or L is the width of a draft."""
-        return {key: float(value) for key, value in re.findall(r"_?([a-zA-Z]+)(\d[\d.]*)", self.tag)}
+        return {
+            key: float(value) for key, value in re.findall(r"_?([a-zA-Z]+)(\d[\d.]*)", self.tag)
+        }
 
     @property
     def block(self) -> int:
@@ -103,7 +105,9 @@ def group_of(case: Case) -> list[Case]:
 
 def parameters(*kinds: str) -> list:
     """Cases of some kinds as parameters, those that share a program next to each other."""
-    listed = sorted((case for case in CASES if case.kind in kinds), key=lambda case: str(alike(case)))
+    listed = sorted(
+        (case for case in CASES if case.kind in kinds), key=lambda case: str(alike(case))
+    )
     return [pytest.param(case, id=f"{case.model}-{case.tag}") for case in listed]
 
 
@@ -141,7 +145,9 @@ def most_iterations(case: Case) -> int:
     cut = set()
     for other in CASES:
         if (other.model, other.kind) == (case.model, case.kind):
-            for calls in zip(*map(other.of, ("call_iters", "call_out_len", "call_out")), strict=True):
+            for calls in zip(
+                *map(other.of, ("call_iters", "call_out_len", "call_out")), strict=True
+            ):
                 for taken, length, out in zip(*calls, strict=True):
                     if length % other.block and other.stop not in out:
                         cut.add(int(taken))
@@ -152,7 +158,9 @@ def most_iterations(case: Case) -> int:
 def pseudo_blocks(case: Case) -> int:
     """Most pseudo blocks that a network call was fed, and one more where a call's last one spawned another."""
     most = 0
-    for fed, taken, spawned in zip(*map(case.of, ("it_len", "call_iters", "spawn_iter")), strict=True):
+    for fed, taken, spawned in zip(
+        *map(case.of, ("it_len", "call_iters", "spawn_iter")), strict=True
+    ):
         late = np.isin(np.cumsum(taken) - 1, spawned).any()
         most = max(most, int(fed.max()) // case.block + int(late) if len(spawned) else 0)
     return most
@@ -167,7 +175,9 @@ def decoder_of(case: Case) -> Any:
     if case.kind == "running_window":
         return replicas.ReleasedRunningWindow(network, size, **options)
     if not case.kind.startswith("multiblock"):
-        return replicas.ReleasedJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
+        return replicas.ReleasedJacobi(
+            network, size, complete_blocks=case.kind == "trajectories", **options
+        )
     return replicas.ReleasedMultiBlock(
         network,
         size,
@@ -255,7 +265,9 @@ class Run:
         result, infos = replayed(case)
         self.case, self.row = case, row
         self.running = infos.running[:, row]
-        fields = {field.name: getattr(infos, field.name)[:, row] for field in dataclasses.fields(infos)}
+        fields = {
+            field.name: getattr(infos, field.name)[:, row] for field in dataclasses.fields(infos)
+        }
         self.got = {name: value[self.running] for name, value in fields.items()}
         self.output = result.completions()[row]
         self.reason = decode.Reason(int(result.reasons[row]))
@@ -267,7 +279,9 @@ class Run:
     def exactly(self, where: Any = slice(None), **values: Any) -> None:
         for name, value in values.items():
             got, want = np.asarray(value), self.want(name)
-            assert np.array_equal(got[where], want[where]), f"{name}: {got.tolist()} for {want.tolist()}"
+            assert np.array_equal(got[where], want[where]), (
+                f"{name}: {got.tolist()} for {want.tolist()}"
+            )
 
     def ends_alike(self) -> None:
         assert self.output == self.want("output").tolist()
@@ -298,8 +312,12 @@ def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray])
     got, draft = run.got, run.want("call_draft")
     # A call that begins with a stop token reads a cache that the program has cut wrongly.
     sound = draft[run.want("it_call"), 0] != run.case.stop
-    run.exactly(it_call=got["block_call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens])
-    run.exactly(it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens")))
+    run.exactly(
+        it_call=got["block_call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens]
+    )
+    run.exactly(
+        it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens"))
+    )
     run.exactly(sound, it_past=got["cached"], it_argmax=padded(predicted, run.want("it_argmax")))
     calls = [np.flatnonzero(got["block_call"] == call) for call in range(len(draft))]
     ends = np.cumsum([got["committed"][at].sum() for at in calls])
@@ -321,7 +339,9 @@ def test_blocks(case):
     for run in runs(case):
         start = run.got["start"]
         fed = [x[None, at:] for x, at in zip(run.got["before"], start, strict=True)]
-        check_calls(run, fed, [x[None, at:] for x, at in zip(run.got["predicted"], start, strict=True)])
+        check_calls(
+            run, fed, [x[None, at:] for x, at in zip(run.got["predicted"], start, strict=True)]
+        )
         run.exactly(prefill_argmax=run.got["before"][0], spawn_iter=[], promote_iter=[])
 
 
@@ -329,9 +349,13 @@ def test_blocks(case):
 def test_multi_block(case):
     for run in runs(case):
         got = run.got
-        cut = [(slice(count), slice(width)) for count, width in zip(got["count"], got["width"], strict=True)]
+        cut = [
+            (slice(count), slice(width))
+            for count, width in zip(got["count"], got["width"], strict=True)
+        ]
         tokens, predicted = (
-            [x[at] for x, at in zip(got[name], cut, strict=True)] for name in ("tokens", "predicted")
+            [x[at] for x, at in zip(got[name], cut, strict=True)]
+            for name in ("tokens", "predicted")
         )
         check_calls(run, tokens, predicted)
         promoted = np.flatnonzero(got["promoted"] >= 0)
@@ -351,8 +375,13 @@ def test_running_window(case):
 def test_trajectories(case):
     result, infos = replayed(case)
     for row, blocks in enumerate(trajectories(infos)[: len(case.prompts)]):
-        want = {name: case.of(name)[row] for name in ("points", "point_block", "num_forwards", "kv_start")}
-        np.testing.assert_array_equal(np.concatenate([block.points for block in blocks]), want["points"])
+        want = {
+            name: case.of(name)[row]
+            for name in ("points", "point_block", "num_forwards", "kv_start")
+        }
+        np.testing.assert_array_equal(
+            np.concatenate([block.points for block in blocks]), want["points"]
+        )
         counts = [len(block.points) for block in blocks]
         assert np.repeat(np.arange(len(blocks)), counts).tolist() == want["point_block"].tolist()
         assert [block.network_calls for block in blocks] == want["num_forwards"].tolist()
@@ -376,17 +405,26 @@ def test_aliased_trajectories_lose_their_draft(case):
 
 
 def probability_names() -> list:
-    return [(m, name) for m in MODELS for name in arrays(m, "running_window") if name.startswith("probs/set")]
+    return [
+        (m, name)
+        for m in MODELS
+        for name in arrays(m, "running_window")
+        if name.startswith("probs/set")
+    ]
 
 
 @pytest.mark.parametrize(("model", "name"), probability_names())
 def test_target_probabilities(model, name):
     stored = arrays(model, "running_window")
-    temperature, top_k, top_p = re.fullmatch(r"probs/set\d+_T([\d.]+)_k(\w+)_p([\w.]+)", name).groups()
+    temperature, top_k, top_p = re.fullmatch(
+        r"probs/set\d+_T([\d.]+)_k(\w+)_p([\w.]+)", name
+    ).groups()
     knobs = decode.SamplingKnobs(
         temperature=float(temperature),
         top_k=None if top_k == "None" else int(top_k),
         top_p=1.0 if top_p == "None" else float(top_p),
     )
-    probs = filtered_probabilities(jnp.asarray(stored["probs/logits"]), knobs, top_p_rule="drop-renormalised")
+    probs = filtered_probabilities(
+        jnp.asarray(stored["probs/logits"]), knobs, top_p_rule="drop-renormalised"
+    )
     assert np.abs(np.asarray(probs) - stored[name]).max() <= 1e-6

@@ -131,7 +131,9 @@ counted = jax.jit(counted_pairs, static_argnums=(1, 2))
 
 
 def assert_relative(got, want, tolerance: float) -> None:
-    assert abs(float(got) - float(want)) <= tolerance * abs(float(want)), f"{float(got)} for {float(want)}"
+    assert abs(float(got) - float(want)) <= tolerance * abs(float(want)), (
+        f"{float(got)} for {float(want)}"
+    )
 
 
 def test_folder_holds_recorded_arrays():
@@ -143,16 +145,21 @@ def test_folder_holds_recorded_arrays():
 def test_selection_and_packing(name, tag):
     case, rng = case_of(name, tag), np.random.default_rng(0)
     points = [
-        block[~np.isnan(ratio)] for block, ratio in zip(case["points"], case["point_ratio"], strict=True)
+        block[~np.isnan(ratio)]
+        for block, ratio in zip(case["points"], case["point_ratio"], strict=True)
     ]
     for block, ratio in zip(points, case["point_ratio"], strict=True):
-        np.testing.assert_array_equal(noise_ratio(block).astype(np.float32), ratio[~np.isnan(ratio)])
+        np.testing.assert_array_equal(
+            noise_ratio(block).astype(np.float32), ratio[~np.isnan(ratio)]
+        )
     selection = Selection(window=case.window)
     targets = selection.targets(case.pairs, rng)
     np.testing.assert_array_equal(targets.astype(np.float32), case["target_ratio"])
     # The released data had overwritten the first iterate with the fixed point.
     overwritten = [np.concatenate([block[-1:], block[1:]]) for block in points]
-    generation = Generation(0, case["packed_ids"][: case.prompt], overwritten, case.pairs * case.block)
+    generation = Generation(
+        0, case["packed_ids"][: case.prompt], overwritten, case.pairs * case.block
+    )
     chosen = selection.chosen(generation, rng)
     np.testing.assert_array_equal(chosen, case["traj_position_indices"])
     np.testing.assert_array_equal(generation.fixed, case.blocks[:, 1])
@@ -228,7 +235,9 @@ def step_of(name: str, rules: ConsistencyRules):
 def graded(name: str, case: Case, rules: ConsistencyRules):
     """What `step_of` gives; rules that read the same passes share a program."""
     if rules.window_of(case.pairs) == case.pairs:
-        shared = dataclasses.replace(MULTIBLOCK, offsets=rules.offsets, temperature=rules.temperature)
+        shared = dataclasses.replace(
+            MULTIBLOCK, offsets=rules.offsets, temperature=rules.temperature
+        )
     else:
         shared = rules
     _, params, spec = model(name)
@@ -237,7 +246,9 @@ def graded(name: str, case: Case, rules: ConsistencyRules):
 
 
 def global_norm(grads) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(grads))))
+    return float(
+        np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(grads)))
+    )
 
 
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "loss_total"))
@@ -278,4 +289,6 @@ def test_cllm(name, tag):
     assert_relative(10 * terms["ar"], found[f"{tag}/loss_ar_x10"], LOSS)
     assert_relative(terms["consistency"], found[f"{tag}/loss_cons"], LOSS)
     assert_relative(loss, found[f"{tag}/total"], LOSS)
-    assert_relative(global_norm(jax.tree.map(np.asarray, grads)), found[f"{tag}/grad_global_norm"], NORM)
+    assert_relative(
+        global_norm(jax.tree.map(np.asarray, grads)), found[f"{tag}/grad_global_norm"], NORM
+    )

@@ -89,7 +89,10 @@ def test_names_and_their_order():
 
 def test_both_configs_describe_the_model(tmp_path):
     network, params, spec = model()
-    for name, file in (("config.json", "sdtt_config.json"), ("model.safetensors", "model.safetensors")):
+    for name, file in (
+        ("config.json", "sdtt_config.json"),
+        ("model.safetensors", "model.safetensors"),
+    ):
         shutil.copyfile(FOLDER / file, tmp_path / name)
     nested = store.load(tmp_path, dtype="float32")
     assert (nested.config, nested.token_spec) == (network.config, spec)
@@ -116,7 +119,9 @@ def test_log_probabilities():
     assert_close(got[..., mask], want["log_probs"][..., mask], MASKS_COLUMN)
     masked = tokens == mask
     assert masked.any() and not masked[0].any()
-    np.testing.assert_array_equal(got[~masked], want["log_probs"][~masked])  # carried over, to the bit
+    np.testing.assert_array_equal(
+        got[~masked], want["log_probs"][~masked]
+    )  # carried over, to the bit
     np.testing.assert_array_equal(tokens[~masked], want["x0"][~masked])
     assert np.exp(got[masked][:, mask]).max() == 0
     lowered = np.asarray(without_mask(plain()[0], mask))
@@ -125,7 +130,9 @@ def test_log_probabilities():
 
 def test_noise_map():
     params, level = model()[1], jnp.zeros(len(arrays("forward")["sigma_passed"]))
-    got = noise_map(level, *(params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias")))
+    got = noise_map(
+        level, *(params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
+    )
     assert_close(got, arrays("forward")["sigma_map_out"], TOLERANCE)
 
 

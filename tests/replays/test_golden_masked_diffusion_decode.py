@@ -92,14 +92,18 @@ def test_steps(name):
         np.testing.assert_allclose(weights[masked], want[f"{name}_q"][masked], atol=1e-4)
     drawn = np.asarray(race(weights, u))
     if "analytic" in name or "denoiser" in name:
-        np.testing.assert_array_equal(drawn, want[f"{name}_x_next"], err_msg="clean positions are drawn too")
+        np.testing.assert_array_equal(
+            drawn, want[f"{name}_x_next"], err_msg="clean positions are drawn too"
+        )
     np.testing.assert_array_equal(np.where(masked, drawn, x), want[f"{name}_x_next"])
 
 
 def test_the_final_denoise_is_an_argmax():
     x, *_, mask = steps_of()
     best = jnp.argmax(probabilities(), axis=-1)
-    np.testing.assert_array_equal(jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"])
+    np.testing.assert_array_equal(
+        jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"]
+    )
 
 
 def state_and_info(state, info):
@@ -121,10 +125,14 @@ def test_trajectories(file, name):
         request = decode.make_request(states[0], given=given, max_new_tokens=0, recorded=recorded)
     else:
         assert not given.any()
-        request = decode.make_request(np.zeros((batch, 0)), max_new_tokens=length, recorded=recorded)
+        request = decode.make_request(
+            np.zeros((batch, 0)), max_new_tokens=length, recorded=recorded
+        )
     decoder = ReleasedMasked(network, length, spec, steps=steps, **options)
     with jax.default_matmul_precision("highest"):
-        result, (canvases, infos) = decode.trace(decoder, params, request, n=steps + 1, record=state_and_info)
+        result, (canvases, infos) = decode.trace(
+            decoder, params, request, n=steps + 1, record=state_and_info
+        )
     np.testing.assert_array_equal(np.asarray(canvases)[: steps - 1], states[1:])
     np.testing.assert_array_equal(result.tokens, final)
     assert (result.reasons == decode.Reason.BUDGET).all()
@@ -133,7 +141,10 @@ def test_trajectories(file, name):
         moved = np.asarray(infos.changed)[: steps - 1].sum()
         assert options["sampler"] != "cached" or result.network_calls[0] == 2 + moved
     if f"{name}_ran_final_denoise" in want:
-        assert result.network_calls.tolist() == [steps + bool(want[f"{name}_ran_final_denoise"])] * batch
+        assert (
+            result.network_calls.tolist()
+            == [steps + bool(want[f"{name}_ran_final_denoise"])] * batch
+        )
 
 
 def test_sliding_windows():
@@ -166,7 +177,9 @@ def test_sliding_windows():
 
 def test_every_array_is_read():
     """So that none of a folder is left out in silence."""
-    known = {f"{name}_{kind}" for name in PROGRAMS for kind in ("x_before_each_step", "final", "nfe")}
+    known = {
+        f"{name}_{kind}" for name in PROGRAMS for kind in ("x_before_each_step", "final", "nfe")
+    }
     known |= {f"{name}_ran_final_denoise" for name in PROGRAMS}
     known |= {"sdtt_prompt", "timesteps", "dt", "u", "min_relative_margin"}
     for file in TRAJECTORIES:

@@ -78,7 +78,9 @@ def test_every_recorded_array_is_compared():
         r"loss_(mse|tvd|kl_fwd|kl_bwd)(_f64)?",
         r"tv_dist\w+",
     ]
-    of_runs = [name for name in arrays("sdtt_targets") if re.fullmatch(rf"{TAG}_({'|'.join(parts)})", name)]
+    of_runs = [
+        name for name in arrays("sdtt_targets") if re.fullmatch(rf"{TAG}_({'|'.join(parts)})", name)
+    ]
     shared = {"x0", "xt", "t_start", "u", "min_relative_margin", "student_log_probs"}
     assert arrays("sdtt_targets").keys() == shared | set(of_runs)
     rest = r"loss_(kl_bwd|kl_fwd|mse|tvd)|xt?|x0|x_after_first_teacher_step|t|u_\w+|dt|min_relative_margin"
@@ -98,7 +100,9 @@ def test_steps_and_times(tag):
 @pytest.mark.parametrize("tag", tags("x_before_each_step"))
 def test_text_before_each_step(tag):
     """The analytic sampler, which is the ancestral one here, had drawn the same tokens."""
-    np.testing.assert_array_equal(taught(tag)[1], arrays("sdtt_targets")[f"{tag}_x_before_each_step"])
+    np.testing.assert_array_equal(
+        taught(tag)[1], arrays("sdtt_targets")[f"{tag}_x_before_each_step"]
+    )
 
 
 @pytest.mark.parametrize("tag", tags("target"))
@@ -184,7 +188,9 @@ def test_loss(mode):
     loss, metrics, _ = graded(mode)
     want = arrays("sdtt_loss")[f"loss_{mode}"]
     np.testing.assert_allclose(loss, want, rtol=1e-3 if mode in ("mse", "tvd") else 1e-4)
-    np.testing.assert_allclose(metrics["teacher_steps"], (1 - 1e-5) / arrays("sdtt_loss")["dt"], rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["teacher_steps"], (1 - 1e-5) / arrays("sdtt_loss")["dt"], rtol=1e-5
+    )
 
 
 def test_noised_text_and_the_teachers_first_step():

@@ -46,7 +46,9 @@ def generative(definition):
     tokens, logits = recorded()["gen_tokens"], recorded()["gen_logits"].astype(np.float32)
     log_probs = jax.nn.log_softmax(jnp.asarray(logits[:, :-1]))
     nats = -np.take_along_axis(np.asarray(log_probs), tokens[:, 1:, None], axis=-1)[..., 0]
-    above, below, counted = summed(list(nats), tokens.tolist(), definition, (int(recorded()["eos_id"]),))
+    above, below, counted = summed(
+        list(nats), tokens.tolist(), definition, (int(recorded()["eos_id"]),)
+    )
     return math.exp(above.sum() / below.sum()), counted
 
 

@@ -35,7 +35,9 @@ def recorded(kind: str, pattern: str) -> list[str]:
 def test_every_recorded_array_is_compared():
     parts = "|".join(RULES)
     read = [
-        *recorded("schedule", r"\w+_(sigma|rate|importance_transform|sigma_min|sigma_max)|[ut]_\w+|t"),
+        *recorded(
+            "schedule", r"\w+_(sigma|rate|importance_transform|sigma_min|sigma_max)|[ut]_\w+|t"
+        ),
         *recorded("nelbo", rf"({parts})_(loss|nlls|xt|move_chance)|cont_(t|sigma|dsigma|weight)"),
         *recorded("nelbo", r"x0|attention_mask|u_\w+|grad.*"),
         *recorded("ema", r"p\d_\w+|decay\w+_shadow\d"),
@@ -115,7 +117,9 @@ def graded(tag: str):
 
 @functools.partial(jax.jit, static_argnums=0)
 def nll_of(network, params, tokens, targets, mask):
-    return token_losses(without_mask(network.logits(params, read(network, params, tokens)), mask), targets)[0]
+    return token_losses(
+        without_mask(network.logits(params, read(network, params, tokens)), mask), targets
+    )[0]
 
 
 @pytest.mark.parametrize("tag", RULES)
@@ -123,7 +127,9 @@ def test_what_is_hidden(tag):
     want = arrays("nelbo")
     np.testing.assert_array_equal(noised(tag)[0], want[f"{tag}_xt"])
     t = RULES[tag].times.at(jnp.asarray(want["u_t"]), len(want["u_t"]))
-    np.testing.assert_allclose(RULES[tag].at(t)[0], want[f"{tag}_move_chance"][:, 0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        RULES[tag].at(t)[0], want[f"{tag}_move_chance"][:, 0], rtol=1e-4, atol=1e-6
+    )
 
 
 def test_weights_of_continuous_time():
@@ -162,7 +168,8 @@ def test_gradients():
 
 
 @pytest.mark.parametrize(
-    ("name", "decay", "warmup"), [("09999", 0.9999, True), ("02", 0.2, True), ("0999_noupd", 0.999, False)]
+    ("name", "decay", "warmup"),
+    [("09999", 0.9999, True), ("02", 0.2, True), ("0999_noupd", 0.999, False)],
 )
 def test_average(name, decay, warmup):
     want = arrays("ema")

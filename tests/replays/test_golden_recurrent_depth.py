@@ -36,7 +36,9 @@ def test_folder_holds_recorded_runs():
         assert file.is_file(), f"{file} is listed in the manifest, but missing"
 
 
-@pytest.mark.parametrize("name", names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?"))
+@pytest.mark.parametrize(
+    "name", names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?")
+)
 def test_forward(name):
     what, r, positions = re.fullmatch(r"(\w+)_r(\d+)(?:_(\w+)_positions)?", name).groups()
     assert_close(forward_of("forward", int(r), positions)[what], arrays("forward")[name])
@@ -70,11 +72,15 @@ def parts_of_forward() -> dict:
             "prelude_out": e,
             "prelude0_k_rot": keys_of(window),
             "adapter_out_step1": dense(jnp.concatenate([state, e], axis=-1), params["adapter"]),
-            "state_trajectory_raw": jnp.concatenate([state[None], lax.scan(one, state, length=steps)[1]]),
+            "state_trajectory_raw": jnp.concatenate(
+                [state[None], lax.scan(one, state, length=steps)[1]]
+            ),
         }
         # A model that ends after its first prelude block, and one whose keys are the queries.
         first = RecurrentDepthNetwork(config.__class__(**{**config.to_dict(), "prelude_layers": 1}))
-        parts["prelude0_out"], _ = first.embed(params, tokens, view, first.empty_window(*tokens.shape))
+        parts["prelude0_out"], _ = first.embed(
+            params, tokens, view, first.empty_window(*tokens.shape)
+        )
         exchange = {"q": "k", "k": "q", "q_bias": "k_bias", "k_bias": "q_bias"}
         attention = params["prelude_0"]["attention"]
         attention = {name: attention[exchange.get(name, name)] for name in attention}

@@ -29,10 +29,17 @@ def feed(net, params, cache, tokens, positions, at, state, steps):
     view, window = net.view(positions, Prefix(cache, at)), net.empty_window(*tokens.shape)
     e, window = net.embed(params, tokens, view, window)
     state, window = lax.fori_loop(
-        0, steps, lambda i, carry: net.iterate(params, *carry[:1], e, view, carry[1], i), (state, window)
+        0,
+        steps,
+        lambda i, carry: net.iterate(params, *carry[:1], e, view, carry[1], i),
+        (state, window),
     )
     out = net.readout(params, state, view, window)
-    return net.logits(params, out.hidden), net.normalise(params, state), net.write(cache, out.kv, at)
+    return (
+        net.logits(params, out.hidden),
+        net.normalise(params, state),
+        net.write(cache, out.kv, at),
+    )
 
 
 @functools.cache
@@ -64,14 +71,18 @@ def feed_pieces(strategy: str, pieces: tuple[tuple[int, int], ...]):
 
 
 def plans() -> list[list[int]]:
-    return [arrays("cache")[name].tolist() for name in names("cache", r"plan_\w+")] + [[FED_TOGETHER]]
+    return [arrays("cache")[name].tolist() for name in names("cache", r"plan_\w+")] + [
+        [FED_TOGETHER]
+    ]
 
 
 def by_plan(name: str):
     """Result of the pieces that the end of an array's name speaks of: `<strategy>_<plan>`."""
     strategy, plan = re.fullmatch(r"(?:[a-zA-Z]+_)*?(full|shared)_(\w+)", name).groups()
     want = arrays("cache")
-    return feed_pieces(strategy, tuple((int(n), int(want["num_steps"])) for n in want[f"plan_{plan}"]))
+    return feed_pieces(
+        strategy, tuple((int(n), int(want["num_steps"])) for n in want[f"plan_{plan}"])
+    )
 
 
 def test_cache_logits_without_a_cache():
@@ -91,7 +102,11 @@ def test_cache(name):
 def test_cache_contents(name):
     keys_or_values, slot = re.fullmatch(r"shared_([KV])_slot_(-?\d+)", name).groups()
     cache = by_plan("shared_one_by_one")[2]
-    entries = [*cache.prelude, *cache.core, *reversed(cache.coda)]  # slot -1 is the first coda layer
+    entries = [
+        *cache.prelude,
+        *cache.core,
+        *reversed(cache.coda),
+    ]  # slot -1 is the first coda layer
     want = arrays("cache")[name]
     entry = entries[int(slot)]
     stored = entry.v if keys_or_values == "V" else entry.k.swapaxes(-1, -2)

@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_recurrent_depth import arrays, assert_close, cases, network, params, pools, row, sampling_of
+from recorded_recurrent_depth import (
+    arrays,
+    assert_close,
+    cases,
+    network,
+    params,
+    pools,
+    row,
+    sampling_of,
+)
 
 from experiments import replicas
 from paradec_jax import decode
@@ -25,7 +34,8 @@ def decoder_of(kind: type, case: dict, **options):
 
 def request_of(case: dict, extra: int = 0) -> decode.Request:
     recorded = RecordedLatents(
-        states=jnp.asarray(pools()["state_pool"]), uniforms=jnp.asarray(pools()["uniform_ar"], jnp.float32)
+        states=jnp.asarray(pools()["state_pool"]),
+        uniforms=jnp.asarray(pools()["uniform_ar"], jnp.float32),
     )
     stop = case.get("eos_token_id")
     return decode.make_request(
@@ -114,5 +124,7 @@ def test_speculative(case):
 def test_filtered_probabilities(case):
     values = {k: case[k] for k in ("top_k", "top_p", "min_p") if case.get(k) is not None}
     knobs = decode.SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)
-    probs = filtered_probabilities(jnp.asarray(arrays("sampling")["logits"]), knobs, top_p_rule="drop")
+    probs = filtered_probabilities(
+        jnp.asarray(arrays("sampling")["logits"]), knobs, top_p_rule="drop"
+    )
     assert_close(probs, arrays("sampling")[f"probs_{case['case']}"], 2e-6)

@@ -54,6 +54,10 @@ def test_gradient_norms(name):
     parameters = arrays("training")["gradnorm_names"].tolist()
     assert sorted(parameters) == sorted(grads)
     want = arrays("training")[name]
-    got = np.array([np.linalg.norm(grads[parameter].astype(np.float64)) for parameter in parameters])
+    got = np.array(
+        [np.linalg.norm(grads[parameter].astype(np.float64)) for parameter in parameters]
+    )
     share = np.abs(got - want) / (1e-4 * want + 1e-6)  # of the tolerance
-    assert share.max() <= 1, f"{parameters[share.argmax()]}: {got[share.argmax()]}, {want[share.argmax()]}"
+    assert share.max() <= 1, (
+        f"{parameters[share.argmax()]}: {got[share.argmax()]}, {want[share.argmax()]}"
+    )

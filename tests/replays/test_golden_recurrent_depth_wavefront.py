@@ -68,7 +68,9 @@ def wave_of(run: dict):
         network(settings["cache_lookup_strategy"]),
         min(model().config.max_length, len(pool["state_pool"])),
         inner_recurrence=settings["inner_recurrence"],
-        window=max(item["max_width"] + item["settings"].get("headway", 1) for item in WAVES.values()),
+        window=max(
+            item["max_width"] + item["settings"].get("headway", 1) for item in WAVES.values()
+        ),
         headway=settings["headway"],
         recurrence=settings["num_steps"],
         rule=settings["freeze_strategy"],
@@ -125,7 +127,9 @@ class Recording:
             if name in self.arrays:
                 want = self.arrays[name][t]
                 want = want[want >= 0] if want.ndim else want
-                assert np.array_equal(np.asarray(value), want), f"{name} of step {t}: {value} for {want}"
+                assert np.array_equal(np.asarray(value), want), (
+                    f"{name} of step {t}: {value} for {want}"
+                )
 
     def closely(self, t: int, tolerance: float = ARRAYS, **values) -> None:
         for name, value in values.items():
@@ -155,7 +159,11 @@ def test_released_wavefront(run):
     state = start_of_wave(alike, params(), request, knobs)
     for t in range(recording.steps):
         assert not state.rows.done[0], f"stopped before step {t}"
-        start, count, frozen = (int(state.wave.start[0]), int(state.wave.count[0]), int(state.rows.length[0]))
+        start, count, frozen = (
+            int(state.wave.start[0]),
+            int(state.wave.count[0]),
+            int(state.rows.length[0]),
+        )
         before = state
         refined, state, decided = step_of_wave(decoder, params(), state, knobs)
         after, length = int(state.wave.start[0]), int(state.rows.length[0])

@@ -30,7 +30,12 @@ def test_settings_of_a_study_differ():
 
 def test_every_study_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    common = {"model": "none", "problems": 100, "interval": (0.4, 0.6), "recurrences_per_token": 2.0}
+    common = {
+        "model": "none",
+        "problems": 100,
+        "interval": (0.4, 0.6),
+        "recurrences_per_token": 2.0,
+    }
     for name, one in STUDIES.items():
         rows = [
             common
@@ -46,11 +51,19 @@ def test_every_study_can_be_drawn(tmp_path):
 @pytest.mark.parametrize("model", ["recurrent", "causal"])
 def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     recurrent = model == "recurrent"
-    others = [recurrent_depth.wave(1, width) for width in (1, 2)] if recurrent else [jacobi.jacobi(3)]
+    others = (
+        [recurrent_depth.wave(1, width) for width in (1, 2)] if recurrent else [jacobi.jacobi(3)]
+    )
     family = "recurrent_depth" if recurrent else "causal"
-    toy = {"toy": Study("toy", lambda depth: others, "window" if recurrent else "block", family=family)}
+    toy = {
+        "toy": Study("toy", lambda depth: others, "window" if recurrent else "block", family=family)
+    }
     small = {"problems": 2, "timed": 0, "rows": 2, "budget": 4, "folder": tmp_path / "results"}
-    options, decoded, honest = runner.Options(("all",), model=str(toys / model), **small), [], runner.compare
+    options, decoded, honest = (
+        runner.Options(("all",), model=str(toys / model), **small),
+        [],
+        runner.compare,
+    )
 
     def counting(sources, problems, **options):
         decoded.append(len(sources))
@@ -60,8 +73,14 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     runner.main(toy, options)
     path = tmp_path / "results" / f"toy-{model}.json"
     table = json.loads(path.read_text())
-    assert len(table["rows"]) == 1 + len(others) and table["options"] == options.kept() and table["command"]
-    assert difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == ["float32"]
+    assert (
+        len(table["rows"]) == 1 + len(others)
+        and table["options"] == options.kept()
+        and table["command"]
+    )
+    assert difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == [
+        "float32"
+    ]
     assert (tmp_path / "figures" / f"toy-{model}.png").stat().st_size > 1000
     table["rows"].popitem()
     path.write_text(json.dumps(table))
@@ -75,12 +94,26 @@ def drifting(settings, *_):
     """Stands for decoding on a machine that is half as fast in every call as in the one before."""
     drifting.speed /= 2
     made = facts.facts() | {"dtypes": ["float32"]}
-    common = {"family": "recurrent_depth", "model": "m", "problems": 2, "exact": 1, "interval": [0.1, 0.9]}
-    common |= {"baseline_tokens_per_second": drifting.speed, "recurrences_per_token": 1.0, "facts": made}
+    common = {
+        "family": "recurrent_depth",
+        "model": "m",
+        "problems": 2,
+        "exact": 1,
+        "interval": [0.1, 0.9],
+    }
+    common |= {
+        "baseline_tokens_per_second": drifting.speed,
+        "recurrences_per_token": 1.0,
+        "facts": made,
+    }
     rows = {}
     for setting in settings:
         ratio = 1.0 if setting.baseline else float(setting.settings()["window"])
-        speed = {"speedup": ratio, "speedup_interval": [ratio, ratio], "settings": setting.settings()}
+        speed = {
+            "speedup": ratio,
+            "speedup_interval": [ratio, ratio],
+            "settings": setting.settings(),
+        }
         rows[runner._key(setting)] = common | speed | {"tokens_per_second": ratio * drifting.speed}
     return rows
 
@@ -92,7 +125,13 @@ def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch,
     monkeypatch.setattr(runner, "GROUP", 2)
     options = runner.Options(("toy",), tmp_path / "results", "tiny-recurrent-distilled", problems=2)
     one, two = (
-        Study("toy", lambda d, w=w: [recurrent_depth.wave(1, x) for x in w], "window", "momentum", "curves")
+        Study(
+            "toy",
+            lambda d, w=w: [recurrent_depth.wave(1, x) for x in w],
+            "window",
+            "momentum",
+            "curves",
+        )
         for w in ((2, 3, 4), (2, 3, 4, 5))
     )
     runner.main({"toy": one}, options)
@@ -102,7 +141,9 @@ def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch,
     lines = sorted(table["rows"].values(), key=lambda row: row["speedup"])
     assert [line["speedup"] for line in lines] == [1, 2, 3, 4, 5]
     assert len({line["baseline_tokens_per_second"] for line in lines}) == 3
-    assert all(x["tokens_per_second"] / x["baseline_tokens_per_second"] == x["speedup"] for x in lines)
+    assert all(
+        x["tokens_per_second"] / x["baseline_tokens_per_second"] == x["speedup"] for x in lines
+    )
     table["rows"].popitem()
     table["facts"]["device"]["processor"] = "another"
     path.write_text(json.dumps(table))
@@ -127,13 +168,18 @@ def test_a_record_tells_of_its_machine_and_its_making(tmp_path, monkeypatch):
     assert difference(table["facts"] | {"commit": None}, facts.facts() | {"commit": None}) is None
     main = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="experiments.a.b"))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "argv", ["/a/script.py", "two words", "--out=/b/c.json", "/d/e", "x/y"])
+    monkeypatch.setattr(
+        sys, "argv", ["/a/script.py", "two words", "--out=/b/c.json", "/d/e", "x/y"]
+    )
     assert command() == "python -m experiments.a.b 'two words' --out=c.json e x/y"
 
 
 def test_a_curve_follows_runs_one_after_the_other(tmp_path):
     pytest.importorskip("matplotlib")
-    logs = {"a": [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}], "b": [{"step": 5, "loss": 1.0}]}
+    logs = {
+        "a": [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}],
+        "b": [{"step": 5, "loss": 1.0}],
+    }
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     paths = tuple(tmp_path / name for name in logs)

@@ -20,12 +20,16 @@ PAGES = (
     ROOT / "paradec_jax" / "assets" / "README.md",
 )
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
-PATH = re.compile(r"(?<![\w/.])(?:convert|docs|experiments|notebooks|paradec_jax|tests)/[\w./*-]*\w")
+PATH = re.compile(
+    r"(?<![\w/.])(?:convert|docs|experiments|notebooks|paradec_jax|tests)/[\w./*-]*\w"
+)
 MODULE = re.compile(r"python -m ((?:convert|experiments)(?:\.\w+)*)")
 BESIDE = re.compile(r"(?<![\w/.])(?:results|figures|logs)/[\w./*-]*\w")  # of a page of results
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 WITH_CODE = [
-    pytest.param(page, id=page.stem) for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))
+    pytest.param(page, id=page.stem)
+    for page in PAGES
+    if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
 
 
@@ -56,7 +60,9 @@ def test_what_a_page_names_exists(page):
     modules = {name for name in MODULE.findall(text) if name != "experiments.PAPER.NAME"}
     assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
     if page in RESULTS:
-        assert [path for path in sorted(set(BESIDE.findall(text))) if not any(page.parent.glob(path))] == []
+        assert [
+            path for path in sorted(set(BESIDE.findall(text))) if not any(page.parent.glob(path))
+        ] == []
     for target, anchor in LINK.findall(text):
         if not target.startswith("https:"):
             linked = page.parent / target if target else page
@@ -82,6 +88,8 @@ def test_every_script_has_a_row_in_the_table():
 
 
 def test_the_readme_shows_the_autoregressive_decoder_as_it_is():
-    shown = re.search(r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    shown = re.search(
+        r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     source = (ROOT / "paradec_jax" / "decode" / "autoregressive.py").read_text(encoding="utf-8")
     assert shown and "def step(" in shown[1] and source.endswith(shown[1])

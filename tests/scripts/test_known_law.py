@@ -30,7 +30,12 @@ def law(chain: Chain = CHAIN) -> np.ndarray:
 def test_the_law_of_texts_and_of_windows_of_a_run():
     assert law().sum() == pytest.approx(1, abs=1e-12)
     assert CHAIN.floor == pytest.approx(-(law() * np.log(law())).sum(), abs=1e-12)
-    assert excess(CHAIN.draw(30_000, 0), law(), 3) < 4 < 100 < excess(CHAIN.draw(30_000, 0), law(OTHER), 3)
+    assert (
+        excess(CHAIN.draw(30_000, 0), law(), 3)
+        < 4
+        < 100
+        < excess(CHAIN.draw(30_000, 0), law(OTHER), 3)
+    )
     # Every fourth window: what lies between them has forgotten the one before.
     assert excess(CHAIN.walk(400_000, 0).reshape(-1, 4)[::4], law(), 3) < 4
 
@@ -41,7 +46,9 @@ def samples(network, order="random", count=20_000, **knobs):
     decoder = decode.Masked(order=order).bind(network, 4, network.spec)
     request = decode.make_request(np.zeros((count, 0), int), max_new_tokens=4, keys=keys)
     params = decoder.prepare(None)
-    return np.asarray(decode.run(decoder, params, request, decoder.Knobs(**knobs)).tokens)[:, :4], keys
+    return np.asarray(decode.run(decoder, params, request, decoder.Knobs(**knobs)).tokens)[
+        :, :4
+    ], keys
 
 
 def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
@@ -72,7 +79,9 @@ def given(chain: Chain, temperature: float) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_law_of_samples_is_the_sum_over_all_partitions(temperature):
     wanted = given(CHAIN, temperature).mean(axis=0)
-    np.testing.assert_allclose(log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10)
+    np.testing.assert_allclose(
+        log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10
+    )
     found, _ = samples(ChainDenoiser(CHAIN), steps=STEPS, temperature=temperature)
     assert excess(found, wanted, 3) < 4
 

@@ -33,7 +33,16 @@ time.sleep(100)
 
 
 def launch(code, *options):
-    command = [sys.executable, "-m", "experiments.launch.local", *options, "--", sys.executable, "-c", code]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.launch.local",
+        *options,
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
@@ -44,7 +53,9 @@ def test_each_is_told_where_the_others_are():
     out, _ = launch(TELL, "--processes", "3", "--port", "4567").communicate(timeout=60)
     assert sorted(out.splitlines()) == [f"localhost:4567 3 {i} None" for i in range(3)]
     out, _ = launch(TELL, "--processes", "1", "--devices", "4").communicate(timeout=60)
-    assert re.fullmatch(r"localhost:\d+ 1 0 --xla_force_host_platform_device_count=4 --xla_cpu.*\n", out)
+    assert re.fullmatch(
+        r"localhost:\d+ 1 0 --xla_force_host_platform_device_count=4 --xla_cpu.*\n", out
+    )
 
 
 def test_one_that_fails_ends_all():
@@ -57,20 +68,28 @@ def test_one_that_fails_ends_all():
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_signal_goes_on_to_all_and_one_that_hangs_is_killed(tmp_path, hangs):
     stays = f"os.environ[{VARIABLES[2]!r}] == '1' and {hangs}"
-    code = WAIT.replace("ANSWER", f"lambda *_: {stays} or sys.exit(0)").replace("FOLDER", repr(str(tmp_path)))
+    code = WAIT.replace("ANSWER", f"lambda *_: {stays} or sys.exit(0)").replace(
+        "FOLDER", repr(str(tmp_path))
+    )
     process, begun = launch(code, "--processes", "2", "--grace", "0.5"), time.monotonic()
     while len(list(tmp_path.iterdir())) < 2:
         assert time.monotonic() - begun < 60
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    told = "launch: 1 of 2 have not ended 0.5 s after the signal: they are killed\n" if hangs else ""
+    told = (
+        "launch: 1 of 2 have not ended 0.5 s after the signal: they are killed\n" if hangs else ""
+    )
     assert (process.returncode, err) == (128 + signal.SIGKILL if hangs else 0, told)
 
 
 def test_one_process_needs_nothing_and_what_jax_says_is_one_sentence(monkeypatch):
     for name in [*VARIABLES, *CLUSTERS, "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", *os.environ]:
-        if name in VARIABLES or name in CLUSTERS or name.startswith(("KUBERNETES", "SLURM", "OMPI_")):
+        if (
+            name in VARIABLES
+            or name in CLUSTERS
+            or name.startswith(("KUBERNETES", "SLURM", "OMPI_"))
+        ):
             monkeypatch.delenv(name, raising=False)
     for given, sentence in (
         (("host", 2, 0), "coordinator as HOST:PORT"),

@@ -19,7 +19,9 @@ DATA = os.environ.get("PARADEC_DATA")
 RIGHT = "def double(x):\n    return 2 * x\n"
 TESTS = "assert double(2) == 4\nassert double(0) == 0\n"
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="generated code is run on Linux only")
-with_data = pytest.mark.skipif(DATA is None, reason="PARADEC_DATA names no folder of benchmark files")
+with_data = pytest.mark.skipif(
+    DATA is None, reason="PARADEC_DATA names no folder of benchmark files"
+)
 
 
 def outcome(code, tests=TESTS, limits=Limits(processor=1, wall=20.0)):  # noqa: B008
@@ -32,14 +34,22 @@ def outcome(code, tests=TESTS, limits=Limits(processor=1, wall=20.0)):  # noqa: 
     ("code", "reason", "message"),
     [
         (RIGHT, "passed", ""),
-        (RIGHT + "if __name__ == '__main__':\n    raise SystemExit('not for tests')\n", "passed", ""),
+        (
+            RIGHT + "if __name__ == '__main__':\n    raise SystemExit('not for tests')\n",
+            "passed",
+            "",
+        ),
         (RIGHT + "import os, sys\nos.write = os._exit = sys.exit = print = None\n", "passed", ""),
         ("def double(x):\n    return x\n", "failed", "AssertionError"),
         (RIGHT + "'''", "failed", "SyntaxError"),  # must not swallow the tests
         ("def double(x):\n    return len('a' * 2**31)\n", "failed", "MemoryError"),
         ("def double(x):\n    open('f', 'wb').write(bytes(2**25))\n", "failed", "too large"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "failed", "SIGSEGV"),
-        (RIGHT + "print('passed'); import os; os._exit(0)\n", "failed", ""),  # an early end is no pass
+        (
+            RIGHT + "print('passed'); import os; os._exit(0)\n",
+            "failed",
+            "",
+        ),  # an early end is no pass
         (RIGHT + "import os\nif os.fork():\n    os._exit(0)\n", "failed", ""),
         (RIGHT + "import os\nos.execv('/bin/true', ['true'])\n", "failed", ""),
         ("def double(x):\n    while True:\n        pass\n", "timeout", ""),
@@ -78,7 +88,9 @@ def test_nothing_of_the_sample_outlives_it_and_nothing_of_the_host_is_seen(monke
 def test_there_is_no_network_and_it_works_without_a_namespace(monkeypatch):
     if execution.has_network_namespace():
         assert (
-            outcome("", "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']\n")[0]
+            outcome(
+                "", "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']\n"
+            )[0]
             == "passed"
         )
     monkeypatch.setattr(execution, "has_network_namespace", lambda: False)
@@ -89,7 +101,10 @@ def test_there_is_no_network_and_it_works_without_a_namespace(monkeypatch):
 def test_code_is_judged_by_its_tests():
     function = {"prompt": "def double(x):\n", "entry_point": "double"}
     function["test"] = "def check(candidate):\n    assert candidate(2) == 4\n"
-    assert [judges.humaneval(function, [f"    return {n} * x\n"])["pass@1"] for n in (2, 1)] == [1.0, 0.0]
+    assert [judges.humaneval(function, [f"    return {n} * x\n"])["pass@1"] for n in (2, 1)] == [
+        1.0,
+        0.0,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +117,7 @@ def model(tmp_path_factory):
     from paradec_jax.config import CausalConfig, TokenSpec
     from paradec_jax.families import init_params
     from paradec_jax.store import Model, save
-    from paradec_jax.tokenizer import Tokenizer
+    from paradec_jax.text.tokenizer import Tokenizer
 
     source = Path(DATA) / "tokenizers" / "qwen"
     files = str(source / "vocab.json"), str(source / "merges.txt")
@@ -112,7 +127,14 @@ def model(tmp_path_factory):
     backend.add_special_tokens(["<|endoftext|>"])
     tokenizer = Tokenizer(backend)
     end = tokenizer.id_of("<|endoftext|>")
-    sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "feed_forward": 32, "max_length": 2048}
+    sizes = {
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "feed_forward": 32,
+        "max_length": 2048,
+    }
     config = CausalConfig(vocab_size=151_936, **sizes)
     folder = tmp_path_factory.mktemp("models") / "random"
     params, spec = init_params(config, jax.random.key(0)), TokenSpec(stop=(end,), pad=end)
@@ -144,11 +166,15 @@ def test_five_items_of_each_file_reach_a_score(model, tmp_path, monkeypatch, nam
     more = {"shots": 3, "examples": path.with_name("train.jsonl")} if name == "gsm8k" else {}
     out = tmp_path / "out.json"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        run.main(run.Options(name, path, str(model), limit=5, execute=True, rows=5, out=out, **more))
+        run.main(
+            run.Options(name, path, str(model), limit=5, execute=True, rows=5, out=out, **more)
+        )
     told = json.loads(out.read_text())
     (found,), (samples,) = told["results"].values(), told["samples"].values()
     assert len({sample["doc_id"] for sample in samples}) == (1 if file is None else 5)
-    assert all(isinstance(found[score], float) and f"{score}: " in printed.getvalue() for score in scores)
+    assert all(
+        isinstance(found[score], float) and f"{score}: " in printed.getvalue() for score in scores
+    )
     assert found[scores[-1]] == 0.0, "a random model is never right"
 
 

@@ -58,7 +58,14 @@ NOTEBOOK = {
     "wavefront": (wavefront, {"TOKENS": 14, "WIDTH": 4, "SHOWN": 6}),
     "jacobi": (
         jacobi,
-        {"BEFORE": "TOYS/causal", "AFTER": "TOYS/other", "BLOCK": 4, "TOKENS": 14, "PROBLEMS": 3, "SHOWN": 6},
+        {
+            "BEFORE": "TOYS/causal",
+            "AFTER": "TOYS/other",
+            "BLOCK": 4,
+            "TOKENS": 14,
+            "PROBLEMS": 3,
+            "SHOWN": 6,
+        },
     ),
     "masked_diffusion": (
         masked_diffusion,

@@ -22,7 +22,7 @@ from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import masks
-from paradec_jax.recipes.run import Run, train
+from paradec_jax.objectives.run import Run, train
 
 pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
@@ -69,7 +69,9 @@ def test_depth_is_recurrence_and_no_share_a_longer_prompt():
     state = network.initial_state(jax.random.split(jax.random.key(3), doubled.shape))
 
     def read(tokens, *arguments):
-        reader = jax.jit(lambda params, *x: width_depth.read_wide(network, params, *x, *arguments)[0])
+        reader = jax.jit(
+            lambda params, *x: width_depth.read_wide(network, params, *x, *arguments)[0]
+        )
         return reader(tiny_params(), tokens, state)
 
     forward = jax.jit(lambda p: network.at(2).forward_from(p, doubled, positions, state)[0].hidden)
@@ -83,14 +85,20 @@ def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
     r, new, path = 2, 4, tmp_path / "steps.json"
     serial_steps.main(serial_steps.Options("test-recurrent", r, new, path))
     sequential, *waves = json.loads(path.read_text())["rows"]
-    assert (sequential["depth"], sequential["serial_first"], sequential["serial_all"]) == ([r], r, new * r)
+    assert (sequential["depth"], sequential["serial_first"], sequential["serial_all"]) == (
+        [r],
+        r,
+        new * r,
+    )
     for row in waves:
         inner = row["inner_recurrence"]
         depth = r if row["decoder"] == "wavefront" else (r // inner + 2) * inner
         width = depth // inner
         ramp = [min(step, width) for step in range(1, width + new)]
         assert (row["depth"], row["serial_first"], row["in_flight"]) == ([depth], depth, ramp)
-        assert row["serial_all"] == depth + (new - 1) * inner and row["core_positions"] == inner * sum(ramp)
+        assert row["serial_all"] == depth + (new - 1) * inner and row[
+            "core_positions"
+        ] == inner * sum(ramp)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -113,7 +121,10 @@ def test_new_layers_pass_on_what_they_get_and_learn():
 
 def test_speeds_leave_out_prompts_where_they_say_so():
     slow = Times([10, 12], [(1.0, 1.0), (1.0, 3.0), (2.0, 2.0)], [1.0, 1.0, 1.0], 20)
-    assert slow.row()["tokens_per_second"] == 22 / 4 and slow.row()["decode_tokens_per_second"] == 20 / 3
+    assert (
+        slow.row()["tokens_per_second"] == 22 / 4
+        and slow.row()["decode_tokens_per_second"] == 20 / 3
+    )
     quick = Times([10, 12], [(0.5, 0.5), (0.5, 1.5), (1.0, 1.0)], [0.5] * 3, 20)
     assert over(quick, slow, "x") == {"x": 2.0, "x_range": [2.0, 2.0]}
 
@@ -121,12 +132,22 @@ def test_speeds_leave_out_prompts_where_they_say_so():
 def test_waves_learn_from_the_trajectories_of_a_causal_model(toys, tmp_path):
     write_problems(tmp_path / "data", word_problems(6, seed=0, steps=(2, 2), split="train"))
     waves = Waves(source=str(toys / "causal"), block=4, new_tokens=8)
-    options = {"data": str(tmp_path / "data"), "updates": 2, "batch_tokens": 1024, "optimizer": "muon"}
-    run = Run(model=str(toys / "recurrent"), held_out=options["data"], out=tmp_path / "run", **options)
+    options = {
+        "data": str(tmp_path / "data"),
+        "updates": 2,
+        "batch_tokens": 1024,
+        "optimizer": "muon",
+    }
+    run = Run(
+        model=str(toys / "recurrent"), held_out=options["data"], out=tmp_path / "run", **options
+    )
     train(waves, run)
     trained, start = load(tmp_path / "run" / "model"), load(run.model)
     assert trained.config.core_layers == 2 * start.config.core_layers
     *_, last = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert last["after"]["loss"] != last["before"]["loss"]
     with pytest.raises(ValueError, match="source must be a causal model with the tokenizer of"):
-        train(dataclasses.replace(waves, source=run.model), dataclasses.replace(run, out=tmp_path / "other"))
+        train(
+            dataclasses.replace(waves, source=run.model),
+            dataclasses.replace(run, out=tmp_path / "other"),
+        )

@@ -12,7 +12,14 @@ from toys import LENGTH
 
 from experiments.block_diffusion.problems import Asked
 from experiments.masked_diffusion import markov_train
-from experiments.recurrent_depth.rival_settings import PARALLEL, SEVERAL, TASKS, jacobi, static, wave
+from experiments.recurrent_depth.rival_settings import (
+    PARALLEL,
+    SEVERAL,
+    TASKS,
+    jacobi,
+    static,
+    wave,
+)
 from experiments.systems.report import Rates
 
 ROOT = Path(__file__).parents[2]
@@ -40,24 +47,60 @@ class Row(NamedTuple):
 
 
 CHAINS = Asked(ground="chains", count=3, blocks=1, block=4, rows=2)
-HEADS = {"asked": CHAINS, "runs": "TOYS", "steps_ahead": (1, 2), "thresholds": (0.9,), "depths": (3,)}
-LEARNING = {"updates": 2, "rows": 2, "pool": 3, "trial_rows": 2, "candidates": 2, "tuning": 3, "problems": 4}
+HEADS = {
+    "asked": CHAINS,
+    "runs": "TOYS",
+    "steps_ahead": (1, 2),
+    "thresholds": (0.9,),
+    "depths": (3,),
+}
+LEARNING = {
+    "updates": 2,
+    "rows": 2,
+    "pool": 3,
+    "trial_rows": 2,
+    "candidates": 2,
+    "tuning": 3,
+    "problems": 4,
+}
 LEARNING |= {"problem_steps": (2, 2)}
 LEARNED = "decoder exact problems network_calls_per_token difference_interval"
 TEXTS = {"runs": "TOYS", "text": "TOYS/text.txt", "steps": (2, 4), "length": LENGTH, "rows": 3}
-LAWFUL = {"folder": "TOYS/markov", "samples": 12, "draws": 2, "temperatures": (0.5,), "texts": 3, "masks": 2}
+LAWFUL = {
+    "folder": "TOYS/markov",
+    "samples": 12,
+    "draws": 2,
+    "temperatures": (0.5,),
+    "texts": 3,
+    "masks": 2,
+}
 LAWFUL_TEXTS = {"ground": "chains", "count": 3, "blocks": 2, "rows": 2}
-PAIR = {"models": ("TOYS/causal", "TOYS/other"), "block": 4, "problems": 3, "steps": (2, 2), "budget": 5}
+PAIR = {
+    "models": ("TOYS/causal", "TOYS/other"),
+    "block": 4,
+    "problems": 3,
+    "steps": (2, 2),
+    "budget": 5,
+}
 DEPTH = {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4}
 WIDTH = {"preset": "test-recurrent", "tokens": (4, 6), "factors": (2,), "capacity": 8}
 GRID = {"autoregressive": [static(2, 1), static(16, 1)]}
 GRID |= {PARALLEL[0]: [jacobi(4, 4, False, 1)], SEVERAL: [wave(4, 6, 6, 0.8)]}
 FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
-RIVALS = {"task": "words", "model": "TOYS/recurrent", "problems": 2, "timed": 1, "passes": 1, "rows": 2}
+RIVALS = {
+    "task": "words",
+    "model": "TOYS/recurrent",
+    "problems": 2,
+    "timed": 1,
+    "passes": 1,
+    "rows": 2,
+}
 
 STUDIES = {
     "block_diffusion.acceptance": Row(
-        8, "rule head depth share", {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3}
+        8,
+        "rule head depth share",
+        {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3},
     ),
     "block_diffusion.learn_thresholds": Row(
         4,
@@ -110,7 +153,13 @@ STUDIES = {
     "masked_diffusion.study": Row(
         9,
         "line label samples judge_perplexity fourgram_entropy",
-        {**TEXTS, "study": ("frontier",), "frontier": (2, 4), "temperatures": (1.0, 0.5), "samples": 5},
+        {
+            **TEXTS,
+            "study": ("frontier",),
+            "frontier": (2, 4),
+            "temperatures": (1.0, 0.5),
+            "samples": 5,
+        },
         "at_equal_entropy bars",
         stem="frontier",
         again="masked_diffusion.texts.draw",
@@ -136,8 +185,12 @@ STUDIES = {
         patches={"TASKS": FEW},
         before="tuning",
     ),
-    "recurrent_depth.serial_steps": Row(5, "decoder depth serial_first in_flight core_positions", DEPTH),
-    "recurrent_depth.tune": Row(4, "rival label exact keeps_answers", RIVALS, "rule chosen", {"TASKS": FEW}),
+    "recurrent_depth.serial_steps": Row(
+        5, "decoder depth serial_first in_flight core_positions", DEPTH
+    ),
+    "recurrent_depth.tune": Row(
+        4, "rival label exact keeps_answers", RIVALS, "rule chosen", {"TASKS": FEW}
+    ),
     "recurrent_depth.width_depth": Row(6, "what tokens variant", WIDTH, "curves"),
 }
 ELSEWHERE = {
@@ -162,7 +215,9 @@ def tuning(toys):
 @pytest.fixture(scope="module")
 def markov(toys):
     """A teacher of a law that is known, and its students."""
-    markov_train.main(TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys), toys / "markov")
+    markov_train.main(
+        TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys), toys / "markov"
+    )
 
 
 def placed(value: Any, toys: Path) -> Any:
@@ -175,7 +230,11 @@ def placed(value: Any, toys: Path) -> Any:
 def options_of(kind: Any, given: dict[str, Any], toys: Path, folder: Path) -> Any:
     """Options of a study whose results and pictures go to a folder of the test."""
     places = {"out": folder / "results" / "rows.json", "figure": folder / "figures" / "rows.png"}
-    places |= {"folder": folder / "results", "figures": folder / "figures", "drawn": folder / "drawn.json"}
+    places |= {
+        "folder": folder / "results",
+        "figures": folder / "figures",
+        "drawn": folder / "drawn.json",
+    }
     kinds = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     options = {name: place for name, place in places.items() if name in kinds}
     options |= {name: placed(value, toys) for name, value in given.items()}
@@ -215,6 +274,7 @@ def test_every_script_is_run():
     scripts = {
         f"{path.parent.name}.{path.stem}"
         for path in (ROOT / "experiments").glob("*/*.py")
-        if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.parent.name != "tasks"
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+        and path.parent.name != "tasks"
     }
     assert scripts == {*STUDIES, *TRAININGS, *ELSEWHERE}

@@ -17,7 +17,7 @@ from experiments.masked_diffusion.markov import Chain
 from experiments.tasks.pointers import Stage
 from paradec_jax import load, store
 from paradec_jax.losses.self_distillation import DistillationRules
-from paradec_jax.recipes.sdtt import Sdtt
+from paradec_jax.objectives.sdtt import Sdtt
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -75,6 +75,10 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     for place in one.models:
         mine, wanted = (load(folder / place) for folder in (again, whole))
         jax.tree.map(np.testing.assert_array_equal, mine.params, wanted.params)
-    other = {"chain": dataclasses.replace(LAW, seed=2)} if name.endswith("markov_train") else {"seed": 9}
+    other = (
+        {"chain": dataclasses.replace(LAW, seed=2)}
+        if name.endswith("markov_train")
+        else {"seed": 9}
+    )
     with pytest.raises((SystemExit, ValueError), match="was begun with other"):
         module.main(dataclasses.replace(recipe, **other), folder=whole)

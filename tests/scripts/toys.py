@@ -34,7 +34,9 @@ def of_characters(preset: str, seed: int) -> Model:
     tokenizer, draw = character_tokenizer(TEXT), np.random.default_rng(seed)
     size = {"vocab_size": tokenizer.vocab_size, "max_length": 32, "layers": 1}
     config = dataclasses.replace(PRESETS[preset], **size)
-    params = jax.tree.map(lambda x: draw.normal(0, 0.3, x.shape).astype(np.float32), parameter_shapes(config))
+    params = jax.tree.map(
+        lambda x: draw.normal(0, 0.3, x.shape).astype(np.float32), parameter_shapes(config)
+    )
     spec = character_spec(tokenizer, "own" if "mdlm" in preset else "next")
     return Model(config, params, spec, tokenizer)
 
@@ -42,7 +44,9 @@ def of_characters(preset: str, seed: int) -> Model:
 def of_blocks(options: start.Options, **changes: Any) -> Model:
     model = start.begun(options)
     params = jax.tree.map(lambda x: 2 * x, dict(model.params))
-    return dataclasses.replace(model, params=params, config=dataclasses.replace(model.config, **changes))
+    return dataclasses.replace(
+        model, params=params, config=dataclasses.replace(model.config, **changes)
+    )
 
 
 def with_head(model: Model) -> Model:

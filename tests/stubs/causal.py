@@ -51,21 +51,36 @@ class StubCausal(CachedStub):
         del recurrence
         tokens, last = list(prompt), len(self.weights) - 1
         for _ in range(count):
-            total = sum(self.weights[min(d, last)] * token for d, token in enumerate(reversed(tokens)))
-            tokens.append((total + self.slope * (len(tokens) - 1) + self.constant) % self.vocab_size)
+            total = sum(
+                self.weights[min(d, last)] * token for d, token in enumerate(reversed(tokens))
+            )
+            tokens.append(
+                (total + self.slope * (len(tokens) - 1) + self.constant) % self.vocab_size
+            )
         return tokens[len(prompt) :]
 
     def forward(
-        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Ids,
+        prefix: Prefix | None = None,
+        mask: Mask = None,
     ) -> Forward:
         """One call; head input is the predicted token, as a number. The caller stores the window."""
         self.report(self.counter or "network_calls")
         own = TokenKV(self.tokens_of(inputs), positions)
-        keys, seen = keys_seen(own, prefix, masks.causal(positions.shape[1]) if mask is None else mask)
+        keys, seen = keys_seen(
+            own, prefix, masks.causal(positions.shape[1]) if mask is None else mask
+        )
         distance = positions[:, :, None] - keys.positions[:, None]
         weight = jnp.asarray(self.weights)[jnp.clip(distance, 0, len(self.weights) - 1)]
         total = jnp.sum(seen * weight * keys.tokens[:, None], axis=-1)
         count = jnp.sum(seen, axis=-1)
-        astray = (count != positions + 1) | (jnp.sum(seen * distance, axis=-1) != count * positions // 2)
+        astray = (count != positions + 1) | (
+            jnp.sum(seen * distance, axis=-1) != count * positions // 2
+        )
         predicted = (total + self.slope * positions + self.constant + astray) % self.vocab_size
-        return Forward(predicted[..., None].astype(jnp.float32), own, dict.fromkeys(self.counters, 1))
+        return Forward(
+            predicted[..., None].astype(jnp.float32), own, dict.fromkeys(self.counters, 1)
+        )

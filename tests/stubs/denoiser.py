@@ -81,7 +81,12 @@ class StubDenoiser(CachedStub):
         return jnp.eye(self.vocab_size)
 
     def forward(
-        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Ids,
+        prefix: Prefix | None = None,
+        mask: Mask = None,
     ) -> Forward:
         """One call; head input is the predicted token, as a number, and its logit. The caller stores the window.
 
@@ -97,24 +102,35 @@ class StubDenoiser(CachedStub):
         at = positions + (self.alignment == "next")
         predicted, distance = self._filled(at, keys, seen)
         predicted = (predicted + self._astray(positions, keys, seen)) % self.mask
-        hidden = jnp.stack([predicted, self.sharpness / (1 + distance)], axis=-1).astype(jnp.float32)
+        hidden = jnp.stack([predicted, self.sharpness / (1 + distance)], axis=-1).astype(
+            jnp.float32
+        )
         return Forward(hidden, own, {})
 
     def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
         """The logit of the predicted token, 0 elsewhere."""
         return said(params, hidden[..., 1:] * self.one_hot(hidden))
 
-    def _filled(self, at: Array, keys: TokenKV, seen: Array) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
+    def _filled(
+        self, at: Array, keys: TokenKV, seen: Array
+    ) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
         """x(p) and |p - q| of the positions `at`."""
         shown = seen & (keys.tokens != self.mask)[:, None]
         ahead = keys.positions[:, None] - at[:, :, None]
         far = self.max_length
         rank = jnp.where(shown, jnp.where(ahead <= 0, -ahead, far + ahead), 3 * far)
         nearest = jnp.argmin(rank, axis=-1)
-        q = jnp.take_along_axis(jnp.broadcast_to(keys.positions[:, None], rank.shape), nearest[..., None], -1)
-        x = jnp.take_along_axis(jnp.broadcast_to(keys.tokens[:, None], rank.shape), nearest[..., None], -1)
+        q = jnp.take_along_axis(
+            jnp.broadcast_to(keys.positions[:, None], rank.shape), nearest[..., None], -1
+        )
+        x = jnp.take_along_axis(
+            jnp.broadcast_to(keys.tokens[:, None], rank.shape), nearest[..., None], -1
+        )
         some = jnp.any(shown, axis=-1)
-        q, x = jnp.where(some, q[..., 0], -1), jnp.where(some, x[..., 0], self.constant - self.slope)
+        q, x = (
+            jnp.where(some, q[..., 0], -1),
+            jnp.where(some, x[..., 0], self.constant - self.slope),
+        )
         return (x + self.slope * (at - q)) % self.mask, jnp.abs(at - q)
 
     def _astray(self, positions: Array, keys: TokenKV, seen: Array) -> Bool[Array, "B W"]:
@@ -122,10 +138,16 @@ class StubDenoiser(CachedStub):
         count = jnp.sum(seen, axis=-1)
         where = jnp.where(seen, keys.positions[:, None], 0)
         times = jnp.sum(
-            jax.nn.one_hot(jnp.where(seen, keys.positions[:, None], -1), self.max_length, dtype=jnp.int32),
+            jax.nn.one_hot(
+                jnp.where(seen, keys.positions[:, None], -1), self.max_length, dtype=jnp.int32
+            ),
             axis=-2,
         )
-        whole = jnp.all(times <= 1, axis=-1) & (jnp.max(where, axis=-1) == count - 1) & (count > positions)
+        whole = (
+            jnp.all(times <= 1, axis=-1)
+            & (jnp.max(where, axis=-1) == count - 1)
+            & (count > positions)
+        )
         if self.block is not None:
             whole &= count <= (positions // max(self.blocks) + 1) * max(self.blocks)
         return ~whole

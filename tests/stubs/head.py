@@ -57,7 +57,9 @@ class StubHead(CachedStub):
         return self.of.block
 
     def init_cache(self, keys: Array, size: int) -> HeadKV:
-        return HeadKV(**vars(super().init_cache(keys, size)), stale=jnp.ones((len(keys), size), bool))
+        return HeadKV(
+            **vars(super().init_cache(keys, size)), stale=jnp.ones((len(keys), size), bool)
+        )
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Refuses: the output matrix is the backbone's. Raises TypeError."""

@@ -51,7 +51,9 @@ class Joint(Posterior):
 
     @property
     def texts(self) -> Int[np.ndarray, "M L"]:
-        return np.asarray(list(itertools.product(range(self.symbols), repeat=self.length)), np.int32)
+        return np.asarray(
+            list(itertools.product(range(self.symbols), repeat=self.length)), np.int32
+        )
 
     @property
     def law(self) -> Float[np.ndarray, "M"]:
@@ -77,7 +79,12 @@ class JointDenoiser(Joint):
     max_length: int = 64
 
     def forward(
-        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Ids,
+        prefix: Prefix | None = None,
+        mask: Mask = None,
     ) -> Forward:
         del prefix, positions
         batch, width = inputs.shape
@@ -117,7 +124,12 @@ class JointBlocks(Joint, CachedStub):
     visibility: ClassVar[str] = "block"
 
     def forward(
-        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Ids,
+        prefix: Prefix | None = None,
+        mask: Mask = None,
     ) -> Forward:
         if mask is None:
             mask = positions[:, :, None] // self.block >= positions[:, None] // self.block
@@ -125,7 +137,9 @@ class JointBlocks(Joint, CachedStub):
         keys, seen = keys_seen(own, prefix, mask)
         shown = (seen & (keys.tokens != self.mask)[:, None]).astype(jnp.int32)
         place = jax.nn.one_hot(keys.positions, self.length, dtype=jnp.int32)
-        known = jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1  # -1: not known
+        known = (
+            jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1
+        )  # -1: not known
         texts, law = jnp.asarray(self.texts), jnp.asarray(self.law, jnp.float32)
         agrees = jnp.all((texts == known[:, :, None]) | (known < 0)[:, :, None], axis=-1)
         at = jnp.minimum(positions + (self.alignment == "next"), self.length - 1)
@@ -164,14 +178,21 @@ class SumDenoiser(Posterior):
         return form & (10 * (a + c) + b + d == 100 * s + 10 * t + u)
 
     def forward(
-        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Ids,
+        prefix: Prefix | None = None,
+        mask: Mask = None,
     ) -> Forward:
         del prefix, positions, mask
         seen = inputs[..., None] == jnp.arange(10)
         evidence = jnp.where((inputs == self.mask)[..., None], 1.0, seen.astype(jnp.float32))
         a, b, c, d, s, t, u = (evidence[:, i] for i in (0, 1, 3, 4, 6, 7, 8))
         ones, tens = jnp.asarray(_column()[0]), jnp.asarray(_column())
-        up = jnp.einsum("xyzo,nx,ny,nz->no", ones, b, d, u)  # weight of each carry into the tens, from below
+        up = jnp.einsum(
+            "xyzo,nx,ny,nz->no", ones, b, d, u
+        )  # weight of each carry into the tens, from below
         down = jnp.einsum("ixyzo,nx,ny,nz,no->ni", tens, a, c, t, s[:, :2])  # and from above
         posterior = {
             1: jnp.einsum("xyzo,ny,nz,no->nx", ones, d, u, down),

@@ -84,7 +84,9 @@ class StubNetwork(CachedStub):
     rate: float = 0.0
     sharpness: float = 8.0
     probe: Probe | None = None
-    counters: ClassVar[tuple[str, ...]] = ("recurrences",)  # passes of the core, one after the other
+    counters: ClassVar[tuple[str, ...]] = (
+        "recurrences",
+    )  # passes of the core, one after the other
 
     def at(self, recurrence: int | None) -> "StubNetwork":
         """The same network at another depth; itself when None."""
@@ -112,7 +114,9 @@ class StubNetwork(CachedStub):
         initial = jnp.zeros((batch, size, 2)) * scale
         if states is not None:
             initial = initial + states[jnp.minimum(jnp.arange(size), len(states) - 1)] * scale
-        kv = dataclasses.replace(self.empty_window(batch, size), depth=jnp.zeros((batch, size), jnp.int32))
+        kv = dataclasses.replace(
+            self.empty_window(batch, size), depth=jnp.zeros((batch, size), jnp.int32)
+        )
         return StubCache(kv, initial)
 
     def latents(self, cache: StubCache, positions: Ids) -> State:
@@ -154,7 +158,9 @@ class StubNetwork(CachedStub):
         tokens = tokens if within.ndim == 2 else tokens[:, None]
         return StubView(positions, jnp.sum(jnp.where(within, tokens, 0), axis=-1), mask)
 
-    def embed(self, params: Any, inputs: Inputs, view: StubView, window: StubKV) -> tuple[State, StubKV]:
+    def embed(
+        self, params: Any, inputs: Inputs, view: StubView, window: StubKV
+    ) -> tuple[State, StubKV]:
         """Keeps the tokens, vectors as the nearest one; the conditioning itself is not used."""
         self.report("network_calls")
         inputs = self.tokens_of(inputs)
@@ -233,7 +239,9 @@ class StubNetwork(CachedStub):
         view = self.view(positions, prefix, mask)
         e, window = self.embed(params, inputs, view, self.empty_window(*positions.shape))
         # Each call starts anew: a latent that is carried on must not count as recurrences done.
-        states, window = self.recur(params, jnp.zeros_like(states), e, view, window, self.recurrence)
+        states, window = self.recur(
+            params, jnp.zeros_like(states), e, view, window, self.recurrence
+        )
         return self.readout(params, states, view, window), states
 
     def _needs(self, view: StubView) -> Float[Array, "B W"]:

@@ -27,10 +27,14 @@ def tiny_request(
 ) -> Request:
     """A request of unequal prompts; `options` are those of `make_request`."""
     options = {"stop": (NEVER,), **options}
-    return make_request([list(prompt) for prompt in prompts], max_new_tokens=max_new_tokens, **options)
+    return make_request(
+        [list(prompt) for prompt in prompts], max_new_tokens=max_new_tokens, **options
+    )
 
 
-def drawn(init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float = 1.0) -> dict[str, Any]:
+def drawn(
+    init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float = 1.0
+) -> dict[str, Any]:
     """Random parameters, multiplied by `gain`."""
     with jax.ensure_compile_time_eval():
         return jax.tree.map(lambda x: gain * x, init(config, jax.random.key(seed)))
@@ -62,7 +66,9 @@ def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return params
 
 
-tiny_params, tiny_causal_params, tiny_blocks_params = map(params_of, (tiny_network, tiny_causal, tiny_blocks))
+tiny_params, tiny_causal_params, tiny_blocks_params = map(
+    params_of, (tiny_network, tiny_causal, tiny_blocks)
+)
 
 
 def tiny_head(**changes: Any) -> ResidualHeadNetwork:

@@ -23,7 +23,9 @@ def short(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["test-causal", "test-recurrent"])
 def test_the_plain_program_gives_the_librarys_scores(name, short):
-    config = dataclasses.replace(PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {}))
+    config = dataclasses.replace(
+        PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {})
+    )
     network = report.network_at(config)
     drawn = jax.tree.map(lambda leaf: leaf + 0.01, init_params(config, jax.random.key(0)))
     params, at, tokens = network.prepare(drawn), jnp.full(1, 5), jnp.array([[3, 1, 4]])
@@ -45,7 +47,17 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
 @pytest.mark.slow
 def test_a_row_for_each_number_of_positions(short, tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
-    options = ["--shapes", "test-causal", "--positions", "1", "3", "--passes", "3", "--out", str(path)]
+    options = [
+        "--shapes",
+        "test-causal",
+        "--positions",
+        "1",
+        "3",
+        "--passes",
+        "3",
+        "--out",
+        str(path),
+    ]
     monkeypatch.setattr(sys, "argv", ["few_rows", *options])
     few_rows.main()
     rows = json.loads(path.read_text())["rows"]

@@ -26,7 +26,9 @@ def test_gradients_of_grouped_steps(tmp_path):
     out = tmp_path / "rows.json"
     memory.main(memory.Gradients("test-recurrent", steps=(4,), context=4, width=2, out=out))
     rows = json.loads(out.read_text())["rows"]
-    assert [row["segment"] for row in rows] == [4, 2, 1] and all(row["temp_bytes"] > 0 for row in rows)
+    assert [row["segment"] for row in rows] == [4, 2, 1] and all(
+        row["temp_bytes"] > 0 for row in rows
+    )
 
 
 def test_a_checkout_is_as_fast_as_itself(tmp_path):

@@ -16,7 +16,18 @@ pytestmark = pytest.mark.slow
 
 def planned(out, *words):
     """The record of a plan of a toy model on four simulated devices."""
-    words = ("test-causal", "--target", "cpu:4", "--batch", "4", "--seq", "16", "--out", str(out), *words)
+    words = (
+        "test-causal",
+        "--target",
+        "cpu:4",
+        "--batch",
+        "4",
+        "--seq",
+        "16",
+        "--out",
+        str(out),
+        *words,
+    )
     command = [sys.executable, "-m", "experiments.systems.plan", *words]
     options = {"env": os.environ | {"JAX_PLATFORMS": "cpu"}, "capture_output": True, "text": True}
     done = subprocess.run(command, cwd=ROOT, check=False, timeout=600, **options)
@@ -56,4 +67,8 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
     one, two = {"gib": 20.0, "batch": 8}, {"gib": 24.0, "batch": 16}
     # 16 GiB whatever the batch, half a GiB a row
     assert largest(one, two, 8) == {"80 GB": 112, "141 GB": 224, "v5p": 152}
-    assert largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8) == {"80 GB": 0, "141 GB": 0, "v5p": 0}
+    assert largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8) == {
+        "80 GB": 0,
+        "141 GB": 0,
+        "v5p": 0,
+    }

@@ -38,7 +38,9 @@ def small(monkeypatch):
     for name, value in {"WINDOWS": ((1, 4),), "CONTEXT": 8, "TOKENS": 3, "LONG": 1e-6}.items():
         monkeypatch.setattr(report, name, value)
     timing = report.Timing((1.0, 2.0), (1.0, 2.0))
-    found = report.Rates({"sum": 2e9, "copy": 3e9}, 1e9, {"sum": timing, "copy": timing, "product": timing})
+    found = report.Rates(
+        {"sum": 2e9, "copy": 3e9}, 1e9, {"sum": timing, "copy": timing, "product": timing}
+    )
     monkeypatch.setattr(report, "rates", lambda dtype: found)
     toy = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=8, max_length=512)
     monkeypatch.setattr(report, "CAUSAL_PRESETS", {"tiny-causal": toy})
@@ -55,7 +57,9 @@ def test_every_part_has_its_rows(small, tmp_path):
     assert reading == ["2 GB/s", "3 GB/s, the read rate", "1 GFLOP/s"]
     calls = [row for row in told["rows"] if row["part"] == "calls"]
     assert [row["positions"] for row in calls] == [1, 4] * 2
-    assert "speedup" not in calls[0] and calls[1]["needed"] == pytest.approx(1 / calls[1]["speedup"])
+    assert "speedup" not in calls[0] and calls[1]["needed"] == pytest.approx(
+        1 / calls[1]["speedup"]
+    )
     for row in told["rows"]:
         assert len(row["passes"]) == len(row["processor"]) >= 2 and row["seconds"] > 0
     text = (tmp_path / "report.md").read_text()
@@ -77,7 +81,10 @@ def test_what_finds_no_time_is_told(small, tmp_path):
     report.training(found, report.Clock(0))
     assert not found.rows and [one["why"] for one in found.left_out] == ["no time was left"] * 3
     found.write()
-    assert "- training, tiny-causal, 16 x 256: no time was left" in (tmp_path / "report.md").read_text()
+    assert (
+        "- training, tiny-causal, 16 x 256: no time was left"
+        in (tmp_path / "report.md").read_text()
+    )
 
 
 def test_neither_the_package_nor_the_report_needs_what_only_commands_and_training_use():
@@ -91,7 +98,9 @@ def test_laws_hold_and_every_decoder_has_a_row(tmp_path):
     """The programs for a lent accelerator."""
     variables = {"PYTHON": sys.executable, "OUT": str(tmp_path), "TOY": "1"}
     words = ["sh", str(ROOT / "experiments" / "systems" / "slot.sh")]
-    done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     laws, decoders = (
         json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("laws", "decoders")

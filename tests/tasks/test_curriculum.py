@@ -13,12 +13,22 @@ WEIGHTS = (0.15, 0.2, 0.1, 0.05, 0.2, 0.3, 0.0)
 
 @pytest.mark.parametrize(("index", "task"), [(1801, None), (1800, "steps"), (1809, "sums")])
 def test_lines_are_rows_of_batches(index, task, tmp_path):
-    mixture = {"buckets": curriculum.BUCKETS, "mixture": ((0, WEIGHTS),), "batch_tokens": 2048, "prefetch": 0}
+    mixture = {
+        "buckets": curriculum.BUCKETS,
+        "mixture": ((0, WEIGHTS),),
+        "batch_tokens": 2048,
+        "prefetch": 0,
+    }
     make = word_problem_batches(build_tokenizer(), seed=0, **mixture).make
     assert make.bucket_of(index).task == task
-    curriculum.main(curriculum.Options("words", tmp_path / "rows.jsonl", (index, index + 1), WEIGHTS))
+    curriculum.main(
+        curriculum.Options("words", tmp_path / "rows.jsonl", (index, index + 1), WEIGHTS)
+    )
     model = start.begun(start.Options("test-causal", tmp_path))
-    examples, batch = read_examples(tmp_path / "rows.jsonl", model, folder=tmp_path, length=512), make(index)
+    examples, batch = (
+        read_examples(tmp_path / "rows.jsonl", model, folder=tmp_path, length=512),
+        make(index),
+    )
     assert len(examples) == len(batch["tokens"])
     for i, (tokens, targets, weights) in enumerate(zip(*batch.values(), strict=True)):
         ids, counted = examples[i]
@@ -38,4 +48,6 @@ def test_pieces_of_a_text_are_the_text(tmp_path):
         for name in ("all", "end", "some")
     }
     assert "".join(pieces["all"] + pieces["end"]) == whole and len(pieces["all"]) == 15
-    assert len(pieces["some"]) == 3 and all(len(text) == 64 and text in whole for text in pieces["some"])
+    assert len(pieces["some"]) == 3 and all(
+        len(text) == 64 and text in whole for text in pieces["some"]
+    )

@@ -57,14 +57,17 @@ def test_targets_follow_one_pointer_more_after_each_recurrence():
     for row, targets in zip(batch["tokens"], batch["targets"], strict=True):
         prompt, answer = row[:-width], row[-width:]
         table, names = read(tokenizer.decode(prompt[1:]))
-        assert prompt[0] == token_spec().bos and tokenizer.encode(tokenizer.decode(prompt[1:])) == list(
-            prompt[1:]
-        )
+        assert prompt[0] == token_spec().bos and tokenizer.encode(
+            tokenizer.decode(prompt[1:])
+        ) == list(prompt[1:])
         for target in targets:
             assert tokenizer.decode(target[:-1]).split() == names
             assert target[-1] == token_spec().stop[0]
             names = [table[name] for name in names]
-        assert tokenizer.decode(answer).split() == ["=", *tokenizer.decode(targets[-1, :-1]).split()]
+        assert tokenizer.decode(answer).split() == [
+            "=",
+            *tokenizer.decode(targets[-1, :-1]).split(),
+        ]
 
 
 def plain(logits, targets, weights):
@@ -82,12 +85,16 @@ def by_hand(params, batch, recurrence, prompt_recurrence, states):
 
     def read(recurrence, part, prefix=None):
         network = NETWORK.at(recurrence)
-        out, _ = network.forward_from(params, tokens[:, part], positions[:, part], states[:, part], prefix)
+        out, _ = network.forward_from(
+            params, tokens[:, part], positions[:, part], states[:, part], prefix
+        )
         return out.kv, network.logits(params, out.hidden)
 
     kv, said = read(prompt_recurrence, slice(prompt))
     first = plain(said, batch["prompt_targets"], batch["prompt_weights"])
-    cache = NETWORK.write(NETWORK.init_cache(jax.random.split(jax.random.key(0), rows), prompt), kv, at)
+    cache = NETWORK.write(
+        NETWORK.init_cache(jax.random.split(jax.random.key(0), rows), prompt), kv, at
+    )
     _, answers = read(recurrence, slice(prompt, None), Prefix(cache, at + prompt))
     return plain(answers, targets[:, recurrence - 1], jnp.ones((rows, width))), first
 
@@ -135,4 +142,8 @@ def test_lists_are_right_as_a_whole():
     items = pointer_problems(3, seed=2, task=TASK, nearest=1)
     assert items[1] == pointer_problem(2, 1, "test", task=TASK, nearest=1)
     texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
-    assert exact_lists(items)([item.prompt for item in items], texts).tolist() == [True, False, False]
+    assert exact_lists(items)([item.prompt for item in items], texts).tolist() == [
+        True,
+        False,
+        False,
+    ]

@@ -121,7 +121,9 @@ def test_splits_are_disjoint_across_seeds():
     assert min(len(texts) for texts in questions.values()) > 1990
 
 
-@pytest.mark.parametrize(("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")])
+@pytest.mark.parametrize(
+    ("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")]
+)
 def test_the_problems_of_the_package_are_those_of_seed_1(name, count, split, tmp_path):
     """Byte for byte, as its command writes them; the first of them are those of a smaller number."""
     written, bundled = tmp_path / "problems.jsonl", ASSETS / BUNDLED[name]
@@ -162,7 +164,10 @@ def test_batch_rows(tokenizer):
     dtypes = {name: array.dtype for name, array in batch.items()}
     assert dtypes == {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
     for item, tokens, targets, weights in zip(problems, *batch.values(), strict=True):
-        prompt, solution = [1, *tokenizer.encode(item.prompt)], [*tokenizer.encode(item.solution), 2]
+        prompt, solution = (
+            [1, *tokenizer.encode(item.prompt)],
+            [*tokenizer.encode(item.solution), 2],
+        )
         row = np.asarray(prompt + solution)
         np.testing.assert_array_equal(tokens[: len(row)], row)
         np.testing.assert_array_equal(targets[: len(row) - 1], row[1:])
@@ -183,7 +188,10 @@ def test_mixture_sets_the_buckets(tokenizer):
     ("changes", "message"),
     [
         ({"batch_tokens": 100}, "batch_tokens 100 cannot hold a row of 164"),
-        ({"buckets": (batches.Bucket(2, 3, 90),), "mixture": ((0, (1,)),)}, "its bucket has length 90"),
+        (
+            {"buckets": (batches.Bucket(2, 3, 90),), "mixture": ((0, (1,)),)},
+            "its bucket has length 90",
+        ),
         ({"buckets": ()}, "at least one bucket"),
         ({"mixture": ((0, (1, 1)),)}, "must give 3 weights"),
         ({"mixture": ((0, (0, 0, 0)),)}, "one positive"),
@@ -209,7 +217,11 @@ def test_long_problems_are_passed_over(tokenizer):
 def test_auxiliary_tasks_compute_right_and_count_their_numbers(kind):
     for index in range(50):
         item = auxiliary.auxiliary_task(3, index, kind)
-        assert item == auxiliary.auxiliary_task(3, index, kind) != auxiliary.auxiliary_task(4, index, kind)
+        assert (
+            item
+            == auxiliary.auxiliary_task(3, index, kind)
+            != auxiliary.auxiliary_task(4, index, kind)
+        )
         equations = EQUATION.findall(item.answer)
         assert len(equations) == len(item.answer.splitlines())
         for left, operation, right, result in equations:

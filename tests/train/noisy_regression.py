@@ -52,7 +52,10 @@ def sums(params, frozen, batch, key):
     noise = jax.random.normal(key, ()) / (1 + batch["step"])
     y = jnp.tanh(x @ params["embedding"]) @ params["mlp"]["kernel"] + params["mlp"]["bias"]
     rows = jnp.mean((y - batch["inputs"] + noise) ** 2, axis=-1)
-    return {"loss": weighted(rows, batch.get("weights", jnp.ones(len(rows)))), "noise": drawn(noise)}
+    return {
+        "loss": weighted(rows, batch.get("weights", jnp.ones(len(rows)))),
+        "noise": drawn(noise),
+    }
 
 
 loss = Objective(sums)
@@ -62,7 +65,11 @@ def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: 
     """A line every three updates and a checkpoint every four, unless told otherwise; none without a folder."""
     if folder is None:
         return []
-    return [Log(folder, every=log, show=False), Checkpoint(folder, every=save, **of_checkpoint), Preempt()]
+    return [
+        Log(folder, every=log, show=False),
+        Checkpoint(folder, every=save, **of_checkpoint),
+        Preempt(),
+    ]
 
 
 def train(
@@ -103,7 +110,8 @@ def losses_of(folder: Path) -> list[tuple[int, float]]:
 
 def assert_same(a: TrainState, b: TrainState) -> None:
     jax.tree.map(
-        np.testing.assert_array_equal, *(vars(s) | {"key": jax.random.key_data(s.key)} for s in (a, b))
+        np.testing.assert_array_equal,
+        *(vars(s) | {"key": jax.random.key_data(s.key)} for s in (a, b)),
     )
 
 

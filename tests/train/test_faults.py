@@ -45,7 +45,9 @@ def whole_on_devices(tmp_path_factory):
     return folder
 
 
-def test_kills_at_random_moments_change_no_bit_and_block_nothing(tmp_path, whole_on_devices, record_property):
+def test_kills_at_random_moments_change_no_bit_and_block_nothing(
+    tmp_path, whole_on_devices, record_property
+):
     rng, kills, held, saving, round_ = random.Random(0), 0, 0, 0, 0
     while kills < KILLS:
         folder, here, moment = tmp_path / f"run-{round_}", 0, rng.uniform(0, 1.5)
@@ -148,7 +150,9 @@ def restore_damaged(whole: Path, folder: Path, cases: int) -> None:
     rng, found, checkpoints = random.Random(0), Counter(), whole / "checkpoints"
     steps, saved = sorted(int(path.name) for path in checkpoints.iterdir()), {}
     for step in steps:
-        shutil.copytree(checkpoints / str(step), folder / f"only-{step}" / "checkpoints" / str(step))
+        shutil.copytree(
+            checkpoints / str(step), folder / f"only-{step}" / "checkpoints" / str(step)
+        )
         saved[step] = end_of(folder / f"only-{step}")
     warnings.simplefilter("ignore")
     for case in range(cases):
@@ -182,13 +186,17 @@ def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path, whole_on_devices,
     folder, numbers = tmp_path / "run", (4, 2, 1, 4)
     for turn, devices in enumerate(numbers, 1):
         end_at = turn * STEPS // len(numbers)
-        assert ended(folder, devices=devices, end_at=end_at if end_at < STEPS else None) == 0, told(folder)
+        assert ended(folder, devices=devices, end_at=end_at if end_at < STEPS else None) == 0, told(
+            folder
+        )
     computed = json.loads((folder / "run.json").read_text())["computed"]
     assert [place["device"]["devices"] for place in computed] == list(numbers)
     found, wanted = ([loss for _, loss in losses_of(one)] for one in (folder, whole_on_devices))
     assert [step for step, _ in losses_of(folder)] == list(range(1, STEPS + 1))
     apart = float(np.max(np.abs(np.subtract(found, wanted)) / np.abs(wanted)))
-    pairs = zip(*(jax.tree.leaves(end_of(one).params) for one in (folder, whole_on_devices)), strict=True)
+    pairs = zip(
+        *(jax.tree.leaves(end_of(one).params) for one in (folder, whole_on_devices)), strict=True
+    )
     params = max(float(np.max(np.abs(x - y)) / np.max(np.abs(y))) for x, y in pairs)
     held = apart < CLOSE and params < 1e-3  # AdamW divides small gradients by their size
     what = f"restored on {' -> '.join(map(str, numbers))} devices"

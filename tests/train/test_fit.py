@@ -65,7 +65,9 @@ def test_resume_after_an_exception_is_bitwise(tmp_path, whole):
 
 def test_resume_after_sigkill_is_bitwise(tmp_path, whole):
     folder, expected = whole
-    process = python("noisy_regression", f"t.train(t.Path({str(tmp_path)!r}), t.Batches(delay=0.3))")
+    process = python(
+        "noisy_regression", f"t.train(t.Path({str(tmp_path)!r}), t.Batches(delay=0.3))"
+    )
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "checkpoints" / "4").exists():
@@ -164,7 +166,9 @@ OTHERS = {
     "steps": {"steps": 3},
     "arrays (params/embedding)": {"params": initial_params(hidden=6)},
     "loss (scale) [2.0 there, 3.0 here]": {"objective": loss_with(3.0)},
-    "optimizer (peak) [0.01 there, 0.02 here]": {"optimizer": adamw(2e-2, STEPS, warmup=3, cooldown=4)},
+    "optimizer (peak) [0.01 there, 0.02 here]": {
+        "optimizer": adamw(2e-2, STEPS, warmup=3, cooldown=4)
+    },
     "optimizer (b2)": {"optimizer": adamw(1e-2, STEPS, warmup=3, cooldown=4, b2=0.9)},
     "data": {"data": Shifted()},
     "data (digest) [None there, another text here]": {"data": Named()},
@@ -217,11 +221,15 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
         if step > 4:
             logging.getLogger("absl").error("what orbax says")
             sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
-            raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more")
+            raise ValueError(
+                "RESOURCE_EXHAUSTED: Failed to write: No space left on device\nand more"
+            )
         return save(self, step, **options)
 
     monkeypatch.setattr(ocp.CheckpointManager, "save", full)
-    with pytest.raises(SaveFailed, match=r"\(no space left on device\); those before it stay") as caught:
+    with pytest.raises(
+        SaveFailed, match=r"\(no space left on device\); those before it stay"
+    ) as caught:
         train(tmp_path)
     assert isinstance(caught.value, OSError) and "\n" not in str(caught.value)
     assert not caplog.records and not capsys.readouterr().err
@@ -248,7 +256,9 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
     damage(newest, how)
     with pytest.warns(RuntimeWarning, match="cannot read checkpoint") as caught:
         state = train(tmp_path)
-    assert [str(newest) in str(w.message) for w in caught if "cannot read" in str(w.message)] == [True]
+    assert [str(newest) in str(w.message) for w in caught if "cannot read" in str(w.message)] == [
+        True
+    ]
     assert_same(state, whole[1])
     assert newest.with_name(f"{STEPS}.unreadable").is_dir()
     with warnings.catch_warnings():
@@ -257,7 +267,10 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
     assert [step for step, _ in losses_of(tmp_path)] == [3, 4, 6, 8, 9, 12]
     for place in (tmp_path / "checkpoints").iterdir():
         damage(place, how)
-    with pytest.warns(RuntimeWarning), pytest.raises(NoneReadable, match="none of the checkpoints in"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(NoneReadable, match="none of the checkpoints in"),
+    ):
         train(tmp_path)
 
 

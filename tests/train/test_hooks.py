@@ -63,10 +63,17 @@ def test_every_shape_of_batch_compiles_apart_and_a_batch_may_hold_others(tmp_pat
 
     def slow(params, frozen, batch, key):
         time.sleep(compiling)  # while it is traced
-        value, metrics = noisy_regression.loss(params, frozen, batch["pairs"] | {"step": batch["step"]}, key)
+        value, metrics = noisy_regression.loss(
+            params, frozen, batch["pairs"] | {"step": batch["step"]}, key
+        )
         return value * jnp.mean(batch["fresh"]["weights"]), metrics
 
-    log = Log(tmp_path, every=3, flops=lambda batch, _: float(batch["pairs"]["tokens"].shape[0]), show=False)
+    log = Log(
+        tmp_path,
+        every=3,
+        flops=lambda batch, _: float(batch["pairs"]["tokens"].shape[0]),
+        show=False,
+    )
     train(None, Nested(), objective=slow, use=[log])
     lines = lines_of(tmp_path)
     compiled = [line["compile_s"] for line in lines]

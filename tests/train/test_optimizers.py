@@ -16,9 +16,15 @@ from paradec_jax.train.optimizers import decay_mask
 def test_decay_spares_norms_and_biases():
     params = initial_params()
     mask = decay_mask(params)
-    assert mask == {"embedding": True, "mlp": {"kernel": True, "bias": False}, "norm": {"scale": False}}
+    assert mask == {
+        "embedding": True,
+        "mlp": {"kernel": True, "bias": False},
+        "norm": {"scale": False},
+    }
     optimizer = adamw(0.5, 10, weight_decay=0.1)
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    updates, _ = optimizer.update(
+        jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+    )
     wanted = jax.tree.map(lambda p, decays: -0.05 * p * decays, params, mask)
     chex.assert_trees_all_close(updates, wanted, atol=1e-7)
 
@@ -26,7 +32,9 @@ def test_decay_spares_norms_and_biases():
 def test_muon_orthogonalises_named_matrices_apart():
     rng = np.random.default_rng(0)
     shapes = {"pair": (6, 2, 4), "square": (8, 8), "norm": (8,)}
-    params = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    params = {
+        name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+    }
     gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
     axes = {"pair$": ((0,), (2,)), "square$": ((0,), (1,))}
     options = {"warmup": 2, "cooldown": 2}
@@ -55,7 +63,9 @@ def test_muon_orthogonalises_named_matrices_apart():
 
 def test_warmup_stable_decay():
     schedule = warmup_stable_decay(2.0, 10, warmup=4, cooldown=2)
-    np.testing.assert_allclose([schedule(t) for t in range(11)], [0.5, 1, 1.5, 2, 2, 2, 2, 2, 2, 1, 0])
+    np.testing.assert_allclose(
+        [schedule(t) for t in range(11)], [0.5, 1, 1.5, 2, 2, 2, 2, 2, 2, 1, 0]
+    )
     np.testing.assert_allclose([warmup_stable_decay(2.0, 3)(t) for t in range(3)], 2)
     with pytest.raises(ValueError, match="must fit into steps 5"):
         warmup_stable_decay(1.0, 5, warmup=3, cooldown=3)

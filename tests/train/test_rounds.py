@@ -21,7 +21,10 @@ def loss(params, frozen, batch, key):
     TRACES.append(batch["step"])
     noise = jax.random.normal(key, ()) * batch["inputs"].mean()
     wanted = 2 * frozen["teacher"]["embedding"] + noise * (1 + frozen["round"])
-    terms = {"round": frozen["round"].astype(jnp.float32), "teacher": frozen["teacher"]["embedding"].mean()}
+    terms = {
+        "round": frozen["round"].astype(jnp.float32),
+        "teacher": frozen["teacher"]["embedding"].mean(),
+    }
     return jnp.mean((params["embedding"] - wanted) ** 2), terms
 
 
@@ -31,8 +34,14 @@ def optimizer():
 
 def run(folder, rounds=None, data=None, **changes) -> TrainState:
     """Three rounds of four updates."""
-    options = {"rounds": rounds or Rounds(UPDATES), "teacher": initial_params(), "optimizer": optimizer()}
-    return trained(folder, data, objective=loss, **options | {"of_hooks": {"save": 2, "log": 1}} | changes)
+    options = {
+        "rounds": rounds or Rounds(UPDATES),
+        "teacher": initial_params(),
+        "optimizer": optimizer(),
+    }
+    return trained(
+        folder, data, objective=loss, **options | {"of_hooks": {"save": 2, "log": 1}} | changes
+    )
 
 
 def test_the_student_becomes_the_teacher_and_a_new_round_compiles_nothing(tmp_path):
@@ -72,7 +81,9 @@ def test_what_a_round_begins_with(rounds, count, average):
     source = state.ema if rounds.weights == "ema" else state.params
     for tree in (after.params, after.teacher):
         jax.tree.map(np.testing.assert_array_equal, tree, source)
-    jax.tree.map(np.testing.assert_array_equal, after.ema, source if rounds.reset_ema else state.ema)
+    jax.tree.map(
+        np.testing.assert_array_equal, after.ema, source if rounds.reset_ema else state.ema
+    )
     assert (after.round, after.step, after.ema_count) == (2, 8, average if rounds.reset_ema else 8)
     counts = {int(n) for _, n in optax.tree.get_all_with_path(after.opt_state, "count")}
     assert counts == {count}

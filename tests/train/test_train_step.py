@@ -23,7 +23,9 @@ def test_non_finite_update_is_not_applied():
     state, metrics = make_train_step(loss, optimizer, ema_decay=0.9)(state, next(Batches(bad=0)))
     assert not metrics["finite"]
     jax.tree.map(
-        np.testing.assert_array_equal, before, (state.params, state.ema, state.opt_state, state.step)
+        np.testing.assert_array_equal,
+        before,
+        (state.params, state.ema, state.opt_state, state.step),
     )
 
 
@@ -36,7 +38,9 @@ def test_step_donates_its_state_and_nothing_else():
         state, metrics = step(state, next(Batches()))
     assert old.is_deleted() and not params["embedding"].is_deleted() and not key.is_deleted()
     assert (
-        state.step == 2 and metrics["finite"] and metrics.keys() == {"loss", "noise", "grad_norm", "finite"}
+        state.step == 2
+        and metrics["finite"]
+        and metrics.keys() == {"loss", "noise", "grad_norm", "finite"}
     )
     assert step.jitted._cache_size() == 1
 
@@ -52,7 +56,9 @@ def test_accumulation_equals_the_full_batch(weights):
         results.append((state.params, metrics))
     assert (results[0][1]["grad_norm"] > 0) == any(weights)
     for result in results[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), results[0], result)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), results[0], result
+        )
 
 
 def test_micro_batches_draw_different_noise():
@@ -86,9 +92,13 @@ def test_the_warm_up_of_the_average_rules_short_runs():
 
 def test_step_refuses_bad_input():
     state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))
-    with pytest.raises(ValueError, match=r"batch\['inputs'\] has shape \(4, 3\); its first axis must be"):
+    with pytest.raises(
+        ValueError, match=r"batch\['inputs'\] has shape \(4, 3\); its first axis must be"
+    ):
         make_train_step(Objective(quiet), optax.sgd(0.1), accumulate=3)(state, next(Batches()))
-    with pytest.raises(ValueError, match="accumulate=2 needs a loss that says its sums and weights"):
+    with pytest.raises(
+        ValueError, match="accumulate=2 needs a loss that says its sums and weights"
+    ):
         make_train_step(lambda *arguments: loss(*arguments), optax.sgd(0.1), accumulate=2)
     with pytest.raises(ValueError, match="the state has no ema"):
         make_train_step(loss, optax.sgd(0.1), ema_decay=0.5)(state, next(Batches()))

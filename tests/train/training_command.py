@@ -20,7 +20,10 @@ from paradec_jax.train.checkpoint import restore
 
 LONG = 60  # seconds for a process to begin
 FULL = "ballast"
-WIDTH, HIDDEN = 8, 512  # of the problem on several devices: its shards are too large to lie within metadata
+WIDTH, HIDDEN = (
+    8,
+    512,
+)  # of the problem on several devices: its shards are too large to lie within metadata
 # Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
@@ -59,7 +62,9 @@ def placed(devices: int) -> dict:
     mesh = pd.make_mesh(1, -1, 1, devices=jax.devices()[:devices])
     split = {"embedding": jax.P("fsdp"), "kernel": jax.P(None, "fsdp")}
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, split.get(path[-1].key, jax.P()))),
+        lambda path, x: jax.device_put(
+            x, jax.NamedSharding(mesh, split.get(path[-1].key, jax.P()))
+        ),
         initial_params(WIDTH, HIDDEN),
     )
 

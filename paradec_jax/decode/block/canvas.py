@@ -148,7 +148,9 @@ class BlockCanvas(Canvas):
         """The canvas after a choice in the open block."""
         return self.reveal(choice.tokens, choice.where, self.cached, choice.log_probs)
 
-    def path(self, call: TreeCall, block: Float[Array, "B W D"], stored: Bool[Array, "B"]) -> BlockRead:
+    def path(
+        self, call: TreeCall, block: Float[Array, "B W D"], stored: Bool[Array, "B"]
+    ) -> BlockRead:
         """What counts of a call on states of each row's block, and perhaps on the next block.
 
         Args:

@@ -97,7 +97,9 @@ class BlockDenoising(BlockDecoder):
         state, call = read_prompt(self, params, state, request, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
 
-    def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
+    def step(
+        self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs
+    ) -> tuple[BlockCanvas, Denoised]:
         """One call: a step in each row's open block, or a store, or both."""
         # The network sees the trusted cache and the whole open block, masks included.
         state, call = read_block(self, params, state, self.fuse_store)

@@ -152,7 +152,9 @@ def ask_head(
         ids = window(state.rows.tokens, at, width) if tokens is None else tokens
         prefix = None if cache is None else Prefix(cache, None if prompt else at)
         positions = at[:, None] + jnp.arange(width)
-        out = head.forward(params["head"], vectors[ids], positions, prefix, hidden=hidden[:, :width])
+        out = head.forward(
+            params["head"], vectors[ids], positions, prefix, hidden=hidden[:, :width]
+        )
         kv = None
         if storing:
             kv = out.kv if width == kept else head.pick(out.kv, jnp.zeros_like(at), kept)

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.head import ZERO, HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
+from paradec_jax.decode.block.head import (
+    ZERO,
+    HeadCanvas,
+    HeadDecoder,
+    HeadKnobs,
+    ask_head,
+    fresh_with_head,
+)
 from paradec_jax.decode.block.reading import read_block, read_prompt
 from paradec_jax.decode.machine.request import Request
 
@@ -62,7 +69,9 @@ class Residual(HeadDecoder):
                 f"not {self.rule!r}"
             )
         if self.mix == "none" and not self.heads:
-            raise ValueError("mix 'none' takes the head's answer for the scores, so head must not be 'zero'")
+            raise ValueError(
+                "mix 'none' takes the head's answer for the scores, so head must not be 'zero'"
+            )
 
     @property
     def heads(self) -> int:
@@ -89,18 +98,26 @@ class Residual(HeadDecoder):
         """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
         network, before, hidden = self.network, state, call.hidden
         state, _, choice = self.denoise(params["network"], before, call, knobs)
-        state, going, rounds = state.with_choice(choice), call.reads & knobs.asks(choice.where), [choice]
+        state, going, rounds = (
+            state.with_choice(choice),
+            call.reads & knobs.asks(choice.where),
+            [choice],
+        )
         # A head's quota is one position, whatever the network's. Its noise is that of steps that no call has.
         alone = dataclasses.replace(knobs, steps=None)
         for k in range(1, self.head_steps + 1):
             # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
             masked, first = state.masked(going), call if k == 1 else None
-            residual, state = ask_head(self, params, state, hidden, jnp.any(masked, axis=1), call=first)
+            residual, state = ask_head(
+                self, params, state, hidden, jnp.any(masked, axis=1), call=first
+            )
             hidden = hidden + residual if self.mix == "sum" else residual
             # g = U a: logits of the corrected states, of which the rule reveals some.
             logits = network.logits(params["network"], state.aligned(hidden))
             step = before.step + k * self.block
-            choice = self.choose(logits, masked, state.cached, step, state.rows, alone, rule=self.head_rule)
+            choice = self.choose(
+                logits, masked, state.cached, step, state.rows, alone, rule=self.head_rule
+            )
             choice = knobs.sure(choice)
             state, going = state.with_choice(choice), jnp.any(choice.where, axis=1)
             rounds.append(choice)

@@ -23,7 +23,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.canvas import BlockRead, Choice, read_states
-from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
+from paradec_jax.decode.block.head import (
+    HeadCanvas,
+    HeadDecoder,
+    HeadKnobs,
+    ask_head,
+    fresh_with_head,
+)
 from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.tree import TreeCall
@@ -170,7 +176,9 @@ class ResidualSpeculative(HeadDecoder):
                 "without a draft it is BlockDenoising"
             )
         if self.ride and not self.fuse_store:
-            raise ValueError("a draft carries the next block as a store does: ride needs fuse_store")
+            raise ValueError(
+                "a draft carries the next block as a store does: ride needs fuse_store"
+            )
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks, do the first step and draft the next ones."""
@@ -180,7 +188,9 @@ class ResidualSpeculative(HeadDecoder):
         going = call.reads & knobs.asks(choice.where)
         return self._draft(params, state.with_choice(choice), call, going, knobs)
 
-    def step(self, params: Any, state: DraftedCanvas, knobs: HeadKnobs) -> tuple[DraftedCanvas, Verified]:
+    def step(
+        self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
+    ) -> tuple[DraftedCanvas, Verified]:
         """Verifies the drafts in one call, takes the right steps and the one after them, drafts anew."""
         # One call on the states C_1 .. C_K of the block, and on the next block after a complete one:
         # pi(C_k), the base decoder's step from each, and how many drafts are such steps.
@@ -212,7 +222,12 @@ class ResidualSpeculative(HeadDecoder):
         return state, Verified(at, step, states, steps, right, stored, follows)
 
     def _draft(
-        self, params: Any, state: DraftedCanvas, read: BlockRead, going: Bool[Array, "B"], knobs: HeadKnobs
+        self,
+        params: Any,
+        state: DraftedCanvas,
+        read: BlockRead,
+        going: Bool[Array, "B"],
+        knobs: HeadKnobs,
     ) -> DraftedCanvas:
         """The canvas with drafts of the K - 1 steps after it, in rows that go on."""
         at, hidden, masked, drafts = state.cached, read.hidden, state.masked(going), []
@@ -243,7 +258,9 @@ def verify(
     at, block, count = state.cached, state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     follows = complete if fuse else None
-    state, call = read_states(decoder, params["network"], state, states.tokens, states.reads, clean, follows)
+    state, call = read_states(
+        decoder, params["network"], state, states.tokens, states.reads, clean, follows
+    )
 
     # What the base decoder knows in each state: its masks, where it begins, the steps done in it,
     # and the hidden state of the position before.

@@ -41,7 +41,11 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.subs import without_mask
 
 QUOTAS = ("static", "dynamic", "sequential", "random")
-TAKEN_FROM = {**dict.fromkeys((*QUOTAS, "entropy"), "tempered"), "threshold": "raw", "factor": "raw"}
+TAKEN_FROM = {
+    **dict.fromkeys((*QUOTAS, "entropy"), "tempered"),
+    "threshold": "raw",
+    "factor": "raw",
+}
 RULES = tuple(TAKEN_FROM)
 THRESHOLD, GAMMA, FACTOR = 0.9, 0.35, 1.0  # where the knob is not set
 
@@ -72,7 +76,9 @@ class DenoisingKnobs(SamplingKnobs):
     )
 
 
-def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
+def quota(
+    block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs
+) -> Int[Array, "B"]:
     """q, how many of a block's positions step `step` reveals, however many are masked."""
     steps = jnp.minimum(block if knobs.steps is None else knobs.steps, block)
     return reveal.share(jnp.full_like(step, block), steps, step)
@@ -164,7 +170,9 @@ class RuledDecoder(DecoderBase):
             else:
                 where = select.top(scores, masked, count)
             if rule == "dynamic":
-                where |= reveal.threshold(scores, masked, threshold_at(step, knobs), strict=True, best=False)
+                where |= reveal.threshold(
+                    scores, masked, threshold_at(step, knobs), strict=True, best=False
+                )
         return Choice(where, tokens, scores, self.scores(likely, tokens))
 
     def denoise(
@@ -183,7 +191,9 @@ class RuledDecoder(DecoderBase):
           `cached` has moved; logits [B, W, V]; the choice.
         """
         logits = self.network.logits(params, state.aligned(call.hidden))
-        choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
+        choice = self.choose(
+            logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs
+        )
         return state.store(self.network, call, choice.tokens), logits, choice
 
 
@@ -213,7 +223,10 @@ class BlockDecoder(RuledDecoder):
         """As of every decoder; more steps than a block has positions are refused, too."""
         knobs, most = super().knobs(knobs), self.block
         check_range(
-            knobs.steps, "steps", lambda n: (n <= most) | (n == UNLIMITED), f"at most the block's {most}"
+            knobs.steps,
+            "steps",
+            lambda n: (n <= most) | (n == UNLIMITED),
+            f"at most the block's {most}",
         )
         return knobs
 

@@ -133,7 +133,12 @@ class SoftBlock(BlockDecoder):
         return self._advance(params, table, state, call, knobs)
 
     def _advance(
-        self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockRead, knobs: SoftBlockKnobs
+        self,
+        params: Any,
+        table: Array,
+        state: SoftBlockCanvas,
+        call: BlockRead,
+        knobs: SoftBlockKnobs,
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:
         """The rule's choice, the store, the reveal, and the relaxed vectors after them."""
         at, step, block = state.cached, state.step, self.block
@@ -154,7 +159,9 @@ class SoftBlock(BlockDecoder):
             greedy=self.greedy,
             step=step,
         )
-        mixed = table[choice.tokens] + relaxed(table, scores, choice.tokens, knobs.token_temperature, "soft")
+        mixed = table[choice.tokens] + relaxed(
+            table, scores, choice.tokens, knobs.token_temperature, "soft"
+        )
         vectors = mixed + (after[..., None] * (table[self.mask] - mixed)).astype(table.dtype)
         offsets = vectors - table[window(new.rows.tokens, at, block)]
         if self.relaxation == "straight_through":
@@ -169,7 +176,11 @@ class SoftBlock(BlockDecoder):
         return new, SoftDenoised(**vars(info), staying=staying, leaving=leaving)
 
     def _gate(
-        self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: SoftBlockKnobs
+        self,
+        choice: Choice,
+        masked: Bool[Array, "B W"],
+        step: Int[Array, "B"],
+        knobs: SoftBlockKnobs,
     ) -> Float[Array, "B W"]:
         """The degree to which each position is past the threshold; 1/2 at it, 1 where it is revealed in any case."""
         count = 1 if self.rule == "threshold" else quota(self.block, step, knobs)

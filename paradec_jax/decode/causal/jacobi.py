@@ -117,9 +117,13 @@ class Jacobi(DecoderBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("block", self.block, 2)  # one token drafts nothing
-        check_number("blocks", self.blocks, 1, getattr(self.network, "max_length", MOST) // self.block)
+        check_number(
+            "blocks", self.blocks, 1, getattr(self.network, "max_length", MOST) // self.block
+        )
         if self.running and self.blocks > 1:
-            raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
+            raise ValueError(
+                f"a running window has no blocks, so blocks must be 1, not {self.blocks}"
+            )
         if self.num_candidates < 1 + bool(self.pool):
             raise ValueError(
                 f"candidates (1 + pool where None) must be at least 1, 2 with a pool, not {self.num_candidates}"
@@ -127,7 +131,9 @@ class Jacobi(DecoderBase):
         network = self.network
         if network is not None and (self.recurrence, self.prefill_recurrence) != (None, None):
             if "recurrences" not in network.counters:
-                raise ValueError("recurrence and prefill_recurrence are for networks of recurrent depth")
+                raise ValueError(
+                    "recurrence and prefill_recurrence are for networks of recurrent depth"
+                )
             object.__setattr__(self, "network", network.at(self.recurrence))
 
     @property
@@ -144,7 +150,9 @@ class Jacobi(DecoderBase):
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
         uniforms = uniform(request.keys, Purpose.FILLER, self.limits()[0] + self.width)
         draft = self._fill(uniforms, request.tokens, request.lengths)
-        reader = None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
+        reader = (
+            None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
+        )
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
         tokens, logits = (
             x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None], draft[:, None])
@@ -157,7 +165,9 @@ class Jacobi(DecoderBase):
         end = self.next_end(rows, request.lengths - 1, request.lengths, nothing, knobs.spawn)
         return JacobiState(rows, cache, candidates, end, pool, uniforms)
 
-    def step(self, params: Any, state: JacobiState, knobs: JacobiKnobs) -> tuple[JacobiState, JacobiInfo]:
+    def step(
+        self, params: Any, state: JacobiState, knobs: JacobiKnobs
+    ) -> tuple[JacobiState, JacobiInfo]:
         """One iteration in the manner of Algorithm 1, in one network call for all candidates of all rows."""
         before, at, end, drafts = state.rows, state.cached, state.window_end, state.candidates
 
@@ -219,7 +229,9 @@ class Jacobi(DecoderBase):
         own, agrees, likely = entry_of((tokens, agrees, logits), winner)
         log_probs = self.scores(likely, own)
         best = None
-        if self.num_candidates > 1:  # read where the next draft begins, by one slice: the others are large
+        if (
+            self.num_candidates > 1
+        ):  # read where the next draft begins, by one slice: the others are large
             at = winner * width + jnp.minimum(m + 1, width - 1)
             after = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
             best = select.best(after, self.num_candidates)[:, 1:]
@@ -230,7 +242,9 @@ class Jacobi(DecoderBase):
         position = state.rows.length[:, None] + jnp.arange(self.width - 1)
         return jnp.where(position < state.window_end[:, None], state.candidates[:, 0], -1)
 
-    def next_end(self, rows: Rows, at: Array, old: Array, agrees: Array, spawn: Any) -> Int[Array, "B"]:
+    def next_end(
+        self, rows: Rows, at: Array, old: Array, agrees: Array, spawn: Any
+    ) -> Int[Array, "B"]:
         """The position at which the window of the next call ends; its first token, the newest, stands at length - 1.
 
         ::
@@ -269,13 +283,17 @@ class Jacobi(DecoderBase):
         if best is None:
             return draft[:, None]
         others = self.num_candidates - 1
-        recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
+        recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(
+            pool, rows.newest[0][:, 0], draft
+        )
         repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
         valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
         return distinct(draft, jnp.concatenate([recycled, repairs], axis=1), valid, others + 1)
 
 
-def after_token(iterate: Array, token: Array, draft: Array) -> tuple[Int[Array, " drafts"], Bool[Array, ""]]:
+def after_token(
+    iterate: Array, token: Array, draft: Array
+) -> tuple[Int[Array, " drafts"], Bool[Array, ""]]:
     """What stood after a token's first occurrence in an iterate, completed by the draft; whether anything did."""
     hits = iterate[:-1] == token
     room = jnp.pad(iterate, (0, len(draft)), constant_values=EMPTY)

@@ -89,7 +89,9 @@ class Levels:
         batch, levels, columns = self.tokens.shape
         index = jnp.minimum(level, levels - 1) * columns + column
         tokens = jnp.take_along_axis(self.tokens.reshape(batch, -1), index, axis=1)
-        return tokens, jnp.minimum(level + column, columns - 1)  # none further than those that mean something
+        return tokens, jnp.minimum(
+            level + column, columns - 1
+        )  # none further than those that mean something
 
     def newest(self, x: Shaped[Array, "B W *rest"]) -> Shaped[Array, "B columns *rest"]:
         """What belongs to the newest level, of an array over all slots of a call; the first `width` count."""
@@ -130,7 +132,9 @@ class LookaheadState(CachedState):
     def drafts(self) -> Int[Array, "B _"]:
         """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
         level_0 = self.levels.tokens[:, 0]
-        return jnp.where(jnp.arange(level_0.shape[1]) < self.levels.width[:, None], level_0, -1)[:, 1:]
+        return jnp.where(jnp.arange(level_0.shape[1]) < self.levels.width[:, None], level_0, -1)[
+            :, 1:
+        ]
 
 
 @jax.tree_util.register_dataclass
@@ -194,7 +198,9 @@ class Lookahead(DecoderBase):
         rows, token = self.commit_next(params, rows, out.hidden[:, :1], knobs)
         tokens = jnp.zeros((request.batch, length, columns), jnp.int32).at[:, 0, 1:].set(ahead)
         levels = Levels(tokens, jnp.zeros_like(rows.length)).advance(fresh, token[:, 0])
-        pool = jnp.full((request.batch, self.network.vocab_size, self.guesses, length), -1, jnp.int32)
+        pool = jnp.full(
+            (request.batch, self.network.vocab_size, self.guesses, length), -1, jnp.int32
+        )
         state = LookaheadState(rows, cache, levels, pool, None)
         return state if not self.pool_from_prompt else read_prompt(state, request, token)
 
@@ -227,7 +233,9 @@ class Lookahead(DecoderBase):
         cache = self.network.write(cache, self.network.pick(out.kv, guess, length), at + 1)
 
         # Collect the n-grams down the columns of a full window and, where asked for, those of the text.
-        grams = jnp.concatenate([levels.tokens, fresh[:, None]], axis=1)[..., : self.window].swapaxes(1, 2)
+        grams = jnp.concatenate([levels.tokens, fresh[:, None]], axis=1)[
+            ..., : self.window
+        ].swapaxes(1, 2)
         # The second condition always holds: it puts every read of the pool before the write (`write_after_read`).
         full = (levels.full & (accepted + count >= 0))[:, None]
         pool = insert(state.pool, grams, jnp.broadcast_to(full, grams.shape[:2]))
@@ -241,7 +249,9 @@ class Lookahead(DecoderBase):
 
     def _look(
         self, params: Any, state: LookaheadState, guesses: Int[Array, "B G m"], knobs: SamplingKnobs
-    ) -> tuple[Forward, Int[Array, "B columns"], Int[Array, "B slots"], Float[Array, "B slots"] | None]:
+    ) -> tuple[
+        Forward, Int[Array, "B columns"], Int[Array, "B slots"], Float[Array, "B slots"] | None
+    ]:
         """The network on the window and the guesses.
 
         Returns:
@@ -250,19 +260,28 @@ class Lookahead(DecoderBase):
         """
         levels, (batch, count, length) = state.levels, guesses.shape
         slots, ahead = levels.fed()
-        places = jnp.broadcast_to(jnp.tile(jnp.arange(1, length + 1), count), (batch, count * length))
+        places = jnp.broadcast_to(
+            jnp.tile(jnp.arange(1, length + 1), count), (batch, count * length)
+        )
         fed = jnp.concatenate([slots, jnp.maximum(guesses, 0).reshape(batch, -1)], axis=1)
         positions = state.cached[:, None] + jnp.concatenate([ahead, places], axis=1)
         mask = masks.lookahead(*levels.places(), count, length)
         out = self.network.forward(params, fed, positions, Prefix(state.cache, state.cached), mask)
         # Scores of the older levels are not needed.
         newest, columns = levels.newest(out.hidden), levels.tokens.shape[2]
-        hidden = jnp.concatenate([newest, out.hidden[:, :1], out.hidden[:, slots.shape[1] :]], axis=1)
+        hidden = jnp.concatenate(
+            [newest, out.hidden[:, :1], out.hidden[:, slots.shape[1] :]], axis=1
+        )
         logits = self.network.logits(params, hidden)
-        fresh, logits = jnp.argmax(logits[:, :columns], axis=-1).astype(jnp.int32), logits[:, columns:]
+        fresh, logits = (
+            jnp.argmax(logits[:, :columns], axis=-1).astype(jnp.int32),
+            logits[:, columns:],
+        )
         chosen_at = state.rows.length[:, None] + jnp.pad(places, ((0, 0), (1, 0)))
         seen = earlier(guesses)  # before the first token of any guess there is none
-        before = jnp.concatenate([seen[:, 0, :1], seen[:, :, 1:].reshape(batch, -1, length)], axis=1)
+        before = jnp.concatenate(
+            [seen[:, 0, :1], seen[:, :, 1:].reshape(batch, -1, length)], axis=1
+        )
         choices = self.sample(logits, chosen_at, state.rows, knobs, before=before)
         return out, fresh, choices, self.scores(logits, choices)
 
@@ -306,7 +325,9 @@ def insert(
     keys, new = ngrams[:, 0], ngrams[:, 1:]
     alike = (keys[:, None] == keys) & valid[:, None] & valid
     later = jnp.triu(jnp.ones_like(alike), 1)
-    last = ~jnp.any(alike & later & jnp.all(new[:, None] == new, axis=-1), axis=1)  # uses of the same n-gram
+    last = ~jnp.any(
+        alike & later & jnp.all(new[:, None] == new, axis=-1), axis=1
+    )  # uses of the same n-gram
 
     # Every n-gram makes the list of its key anew: old entries that are not used now, then the new ones in order.
     old = lists[keys]
@@ -329,7 +350,9 @@ def insert_text(
 
     def some(pool: Array, starts: Array) -> tuple[Array, None]:
         at = starts[:, None] + jnp.arange(n)
-        return insert(pool, tokens[:, jnp.minimum(at, width - 1)], at[:, -1] < lengths[:, None]), None
+        return insert(
+            pool, tokens[:, jnp.minimum(at, width - 1)], at[:, -1] < lengths[:, None]
+        ), None
 
     return lax.scan(some, pool, starts)[0]
 
@@ -355,7 +378,9 @@ def read_on(
     return pool, window(text, count, size)
 
 
-def read_prompt(state: LookaheadState, request: Request, token: Int[Array, "B 1"]) -> LookaheadState:
+def read_prompt(
+    state: LookaheadState, request: Request, token: Int[Array, "B 1"]
+) -> LookaheadState:
     """The state whose pool has read the prompt and the first token after it."""
     size = state.pool.shape[-1]
     pool = insert_text(state.pool, request.tokens, request.lengths)

@@ -103,7 +103,11 @@ def counted(draft: Int[Array, "B K"], drafted: Int[Array, "B"]) -> Int[Array, "B
 
 
 def find_draft(
-    tokens: Int[Array, "B S"], lengths: Int[Array, "B"], max_ngram: int, num_pred: int, min_ngram: int = 1
+    tokens: Int[Array, "B S"],
+    lengths: Int[Array, "B"],
+    max_ngram: int,
+    num_pred: int,
+    min_ngram: int = 1,
 ) -> tuple[Int[Array, "B K"], Bool[Array, "B"]]:
     """The tokens after the first earlier occurrence of each row's newest ones.
 
@@ -174,7 +178,9 @@ def verify(
     return CachedState(rows, cache), accepted
 
 
-def read(decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array) -> Reading:
+def read(
+    decoder: DecoderBase, params: Any, rows: Rows, knobs: Any, draft: Array, hidden: Array
+) -> Reading:
     """What a call predicts: tokens [B, W], and their log-probabilities where they are kept."""
     tokens, logits = (x[:, 0] for x in decoder.predict(params, rows, knobs, hidden, draft[:, None]))
     return Reading(one=(tokens, decoder.scores(logits, tokens)))

@@ -13,16 +13,31 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import MOST, check_number, check_numbers, check_words
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import UNLIMITED, RepetitionKnobs, SamplingKnobs, as_arrays, unneeded
+from paradec_jax.decode.machine.knobs import (
+    UNLIMITED,
+    RepetitionKnobs,
+    SamplingKnobs,
+    as_arrays,
+    unneeded,
+)
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import TOP_P_RULES, earlier, is_hot, log_probability, penalised, sample
+from paradec_jax.decode.rules.sampling import (
+    TOP_P_RULES,
+    earlier,
+    is_hot,
+    log_probability,
+    penalised,
+    sample,
+)
 from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn.precision import at_least_float32
 
-AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
+AnyDecoder = TypeVar(
+    "AnyDecoder", bound="DecoderBase"
+)  # not Self, which the type checks of tests refuse
 
 
 @jax.tree_util.register_dataclass
@@ -85,7 +100,9 @@ class DecoderBase(abc.ABC):
     BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        check_numbers(type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST))
+        check_numbers(
+            type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST)
+        )
         check_words(self, top_p_rule=TOP_P_RULES)
 
     @abc.abstractmethod
@@ -99,7 +116,9 @@ class DecoderBase(abc.ABC):
         The info is what only recorders read; a driver that drops it pays nothing for it.
         """
 
-    def bind(self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None) -> AnyDecoder:
+    def bind(
+        self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None
+    ) -> AnyDecoder:
         """The same decoder for a network, a buffer of `size` positions and a checkpoint's special tokens.
 
         Raises:
@@ -117,7 +136,9 @@ class DecoderBase(abc.ABC):
                     f"but this one's is {value!r}"
                 )
         if self.needs_cache and not isinstance(network, CachedNetwork):
-            raise ValueError(f"{name} needs a network with a cache, which {type(network).__name__} has not")
+            raise ValueError(
+                f"{name} needs a network with a cache, which {type(network).__name__} has not"
+            )
         return dataclasses.replace(self, network=network, size=size, spec=spec)
 
     @property
@@ -155,9 +176,13 @@ class DecoderBase(abc.ABC):
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
-            raise ValueError(f"size {size} is more than the {longest} positions the model was built for")
+            raise ValueError(
+                f"size {size} is more than the {longest} positions the model was built for"
+            )
         if not self.any_order and request.given is not None:
-            raise ValueError(f"{name} appends tokens, so it cannot fill the holes that given leaves")
+            raise ValueError(
+                f"{name} appends tokens, so it cannot fill the holes that given leaves"
+            )
         if self.any_order:
             check_mask(self.spec.mask, self.network.vocab_size)
         if isinstance(request.lengths, jax.core.Tracer):
@@ -237,7 +262,13 @@ class DecoderBase(abc.ABC):
         return self.network.init_cache(purpose_keys(request.keys, Purpose.STATE), room, **latents)
 
     def prefill(
-        self, params: Any, request: Request, knobs: Any, scratch: int, network: Any = None, **latents: Any
+        self,
+        params: Any,
+        request: Request,
+        knobs: Any,
+        scratch: int,
+        network: Any = None,
+        **latents: Any,
     ) -> tuple[Rows, Any, Forward]:
         """Reads the prompts in one call and commits the token that each predicts; otherwise as `prefill_ahead`."""
         nothing = request.tokens[:, :0]
@@ -269,7 +300,10 @@ class DecoderBase(abc.ABC):
           position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
-        rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
+        rows, cache = (
+            self.begin(request, scratch),
+            self.empty_cache(request, self.size + scratch, **latents),
+        )
         count = ahead.shape[1]
         insert = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
@@ -314,7 +348,8 @@ class DecoderBase(abc.ABC):
             plain & ~is_hot(knobs.temperature),
             lambda x: draw(x, True),
             lambda x: draw(
-                lax.cond(plain, at_least_float32, lambda x: penalised(x, *seen, penalty), x), self.greedy
+                lax.cond(plain, at_least_float32, lambda x: penalised(x, *seen, penalty), x),
+                self.greedy,
             ),
             logits,
         )
@@ -333,7 +368,9 @@ class DecoderBase(abc.ABC):
         """
         logits, (count, width) = self.network.logits(params, hidden), hidden.shape[1:3]
         positions = rows.length[:, None] + jnp.arange(width)
-        choose = jax.vmap(lambda x, before: self.sample(x, positions, rows, knobs, before=before), 1, 1)
+        choose = jax.vmap(
+            lambda x, before: self.sample(x, positions, rows, knobs, before=before), 1, 1
+        )
         return choose(logits, earlier(guesses[:, :count, : width - 1])), logits
 
     def scores(
@@ -354,9 +391,13 @@ class DecoderBase(abc.ABC):
 def check_mask(mask: int | None, vocab_size: int) -> int:
     """The mask token of a canvas; none, or one that the network does not know, raises ValueError."""
     if mask is None:
-        raise ValueError("a canvas is filled with the mask token, but the checkpoint's token spec has none")
+        raise ValueError(
+            "a canvas is filled with the mask token, but the checkpoint's token spec has none"
+        )
     if not 0 <= mask < vocab_size:
-        raise ValueError(f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}")
+        raise ValueError(
+            f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}"
+        )
     return mask
 
 

@@ -64,7 +64,9 @@ def checked(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def compiled_run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any) -> Decoded:
+def compiled_run(
+    decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any
+) -> Decoded:
     """The program behind `run`, without its checks."""
     state = _begin(decoder, params, request, knobs)
     return decoder.finish(_while_running(decoder, params, state, knobs, max_steps)[0])
@@ -198,7 +200,11 @@ def stream(
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     while True:
-        if interrupt is not None and (rows := interrupt(readable(state))) is not None and np.any(rows):
+        if (
+            interrupt is not None
+            and (rows := interrupt(readable(state))) is not None
+            and np.any(rows)
+        ):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
@@ -238,7 +244,9 @@ def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tu
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advance_with_info(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+def advance_with_info(
+    decoder: Any, params: Any, state: Any, knobs: Any, count: Any
+) -> tuple[Any, Any]:
     """As `advance`, with the newest step's info in place of the number; zeros where no step was done."""
     shapes = jax.eval_shape(lambda state: decoder.step(params, state, knobs)[1], state)
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

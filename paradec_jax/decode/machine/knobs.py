@@ -33,7 +33,11 @@ SHARE = Range(lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
 
 
 def knob(
-    default: Any, allowed: Range | None = None, *, unset: Any = None, needs: tuple[str, Any] | None = None
+    default: Any,
+    allowed: Range | None = None,
+    *,
+    unset: Any = None,
+    needs: tuple[str, Any] | None = None,
 ) -> Any:
     """A knob with a range, or one that may be None.
 
@@ -43,7 +47,9 @@ def knob(
       unset: what stands for None in the compiled program, a number or a function of the decoder.
       needs: a field of the decoder, and its least value or the values with which the knob means something.
     """
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "unset": unset, "needs": needs})
+    return dataclasses.field(
+        default=default, metadata={"allowed": allowed, "unset": unset, "needs": needs}
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +68,9 @@ class SamplingKnobs:
     top_k: Int[Array, ""] | int | None = knob(
         None, Range(COUNT.holds, "at least 1 (None keeps all tokens)"), unset=UNLIMITED
     )
-    top_p: Float[Array, ""] | float = knob(1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1"))
+    top_p: Float[Array, ""] | float = knob(
+        1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
+    )
     min_p: Float[Array, ""] | float = knob(0.0, SHARE)
 
     def check(self) -> None:
@@ -113,7 +121,9 @@ def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         hints |= inspect.get_annotations(base, eval_str=True)
-    return {f.name: typing.get_args(hints[f.name]) or (hints[f.name],) for f in dataclasses.fields(kind)}
+    return {
+        f.name: typing.get_args(hints[f.name]) or (hints[f.name],) for f in dataclasses.fields(kind)
+    }
 
 
 def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
@@ -142,12 +152,16 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         for all rows is wanted; values out of their range, by `check`.
     """
     fields = dataclasses.fields(knobs)
-    arrays = {field.name: _array(type(knobs), field, getattr(knobs, field.name)) for field in fields}
+    arrays = {
+        field.name: _array(type(knobs), field, getattr(knobs, field.name)) for field in fields
+    }
     knobs.check()
     for field in fields:
         unset = field.metadata.get("unset")
         if arrays[field.name] is None and unset is not None:
-            arrays[field.name] = _array(type(knobs), field, unset(decoder) if callable(unset) else unset)
+            arrays[field.name] = _array(
+                type(knobs), field, unset(decoder) if callable(unset) else unset
+            )
     return dataclasses.replace(knobs, **arrays)
 
 
@@ -157,7 +171,9 @@ def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
     options = alternatives(kind)[name]
     optional = type(None) in options
     # Words may stand for the numbers 0, 1, ..
-    words = next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
+    words = next(
+        (typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ()
+    )
     if value is None and optional:
         return None
     if isinstance(value, str) and words:
@@ -170,7 +186,9 @@ def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
 
     whole = given.ndim == 0 and (int in options or bool(words))
     wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    dtype = np.dtype(np.int32 if whole else np.float64 if wide and given.dtype == np.float64 else np.float32)
+    dtype = np.dtype(
+        np.int32 if whole else np.float64 if wide and given.dtype == np.float64 else np.float32
+    )
     kinds = (jnp.integer,) if whole else (jnp.floating, jnp.integer, jnp.bool_)
     right = any(jnp.issubdtype(given.dtype, kind) for kind in kinds)
     if right and not isinstance(value, jax.core.Tracer):
@@ -178,14 +196,26 @@ def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
         with np.errstate(over="ignore"):
             cast = exact.astype(dtype)
         endless = optional or "threshold" in name
-        right = bool(np.all(cast == exact if whole else np.isinf(exact) & endless | np.isfinite(cast)))
+        right = bool(
+            np.all(cast == exact if whole else np.isinf(exact) & endless | np.isfinite(cast))
+        )
     if not right:
         number = "a whole number of 32 bits" if whole else "a number of float32"
         allowed = " or ".join([*words, number, *["None"] * optional])
         raise ValueError(f"{name} must be {allowed}, not {value!r}")
     schedule = any(getattr(option, "dim_str", "") for option in options)
     if given.ndim > int(schedule) or 0 in given.shape:
-        shape = "a number or a schedule [K] of one value an age" if schedule else "one number for all rows"
-        raise ValueError(f"{name} must be {shape}, not of shape {given.shape} (vmap tries several numbers)")
+        shape = (
+            "a number or a schedule [K] of one value an age"
+            if schedule
+            else "one number for all rows"
+        )
+        raise ValueError(
+            f"{name} must be {shape}, not of shape {given.shape} (vmap tries several numbers)"
+        )
     # An array of the host is placed as it is: `jnp.asarray` compiles a program for each type.
-    return lax.convert_element_type(value, dtype) if isinstance(value, jax.Array) else jax.device_put(cast)
+    return (
+        lax.convert_element_type(value, dtype)
+        if isinstance(value, jax.Array)
+        else jax.device_put(cast)
+    )

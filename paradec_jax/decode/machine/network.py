@@ -89,7 +89,9 @@ class Network(Protocol):
         prefix: Prefix | None = None,
         mask: Mask = None,
     ) -> Forward: ...
-    def logits(self, params: Params, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]: ...
+    def logits(
+        self, params: Params, hidden: Float[Array, "*shape D"]
+    ) -> Float[Array, "*shape V"]: ...
 
 
 @runtime_checkable

@@ -14,7 +14,9 @@ from paradec_jax.sharding.processes import put, shared
 from paradec_jax.sharding.rules import by_rows, row_axes, sizes_in_force, whole
 
 
-def over_processes(mesh: Mesh | None, params: Any, request: Request, knobs: Any) -> tuple[Request, Any]:
+def over_processes(
+    mesh: Mesh | None, params: Any, request: Request, knobs: Any
+) -> tuple[Request, Any]:
     """The request by rows and the knobs on every device, where a mesh has devices of several processes.
 
     What each process has of them on its host must be the same. Other meshes, and none, take them as they are.
@@ -36,7 +38,9 @@ def over_processes(mesh: Mesh | None, params: Any, request: Request, knobs: Any)
         return NamedSharding(mesh, P(axes) if axes else P())
 
     where = jax.tree.map(place, request)
-    return put(request, where), put(knobs, jax.tree.map(lambda leaf: NamedSharding(mesh, P()), knobs))
+    return put(request, where), put(
+        knobs, jax.tree.map(lambda leaf: NamedSharding(mesh, P()), knobs)
+    )
 
 
 def placed(tree: Any, batch: int | None = None) -> Any:

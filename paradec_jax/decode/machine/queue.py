@@ -66,7 +66,10 @@ def serve(
     check_number("rows", rows)
     check_number("every", every)
     mesh, request, knobs = drive.checked(decoder, params, request, knobs)
-    request, take = gathered(request), jax.jit(Request.take) if shared(request.tokens) else Request.take
+    request, take = (
+        gathered(request),
+        jax.jit(Request.take) if shared(request.tokens) else Request.take,
+    )
 
     def start(which: Any) -> Any:
         some, _ = over_processes(mesh, params, take(request, which), None)
@@ -86,7 +89,10 @@ def _serve(
     start: Callable[[Any], Any],
 ) -> QueueResult:
     """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their numbers."""
-    axes, owners = _batch_axes(decoder, params, request, knobs), np.arange(rows)  # the prompt in each row
+    axes, owners = (
+        _batch_axes(decoder, params, request, knobs),
+        np.arange(rows),
+    )  # the prompt in each row
     waiting = list(range(rows, request.batch))
     results: dict[int, Decoded] = {}
     state, steps, busy = start(np.arange(rows)), 0, 0
@@ -121,7 +127,9 @@ def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
     return round(float((share * owned).sum()) * did)
 
 
-def _admit(axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]) -> Any:
+def _admit(
+    axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]
+) -> Any:
     """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
     # The last prompt fills the batch up, written to the same row again.
     padding = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
@@ -145,10 +153,13 @@ def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tupl
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = request.take(np.zeros(batch, np.int32))
-        state = drive.start.eval_shape(decoder, params, some, knobs)  # traced once, unlike `decoder.init`
+        state = drive.start.eval_shape(
+            decoder, params, some, knobs
+        )  # traced once, unlike `decoder.init`
         return [leaf.shape for leaf in jax.tree.leaves(state)]
 
     pairs = zip(shapes(1), shapes(2), strict=True)
     return tuple(
-        next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), -1) for pair in pairs
+        next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), -1)
+        for pair in pairs
     )

@@ -27,7 +27,9 @@ class RecordedDraws:
     def take(self, rows: Array) -> "RecordedDraws":
         """The record of some rows of a request: that of all rows, but for the fields that `per_row` names."""
         fields = {name: getattr(self, name) for name in self.per_row}
-        return dataclasses.replace(self, **{name: x[rows] for name, x in fields.items() if x is not None})
+        return dataclasses.replace(
+            self, **{name: x[rows] for name, x in fields.items() if x is not None}
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -109,12 +111,18 @@ def make_request(
             given = _padded(given, bool)
         tokens = [whole_numbers(f"tokens of row {i}", row) for i, row in enumerate(tokens)]
         if {row.ndim for row in tokens} != {1}:
-            raise ValueError("tokens must be [B, P] with at least one row, or a list of lists of ids")
+            raise ValueError(
+                "tokens must be [B, P] with at least one row, or a list of lists of ids"
+            )
         lengths = [len(row) for row in tokens] if lengths is None else lengths
         tokens = _padded(tokens, np.int32)
-    tokens = whole_numbers("tokens", tokens)  # a copy: a device may read the host's buffer later, or in place
+    tokens = whole_numbers(
+        "tokens", tokens
+    )  # a copy: a device may read the host's buffer later, or in place
     if tokens.ndim != 2 or tokens.shape[0] == 0:
-        raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
+        raise ValueError(
+            f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}"
+        )
     check_number("tokens", tokens.min(initial=0), 0)
     batch, width = tokens.shape
     lengths = np.full(batch, width) if lengths is None else whole_numbers("lengths", lengths)
@@ -123,12 +131,16 @@ def make_request(
     if stops.ndim != 1:
         raise ValueError(f"stop must be a list of token ids, not {stop!r}")
     if lengths.shape != (batch,) or lengths.min() < 0 or lengths.max() > width:
-        raise ValueError(f"lengths must be {batch} numbers from 0 to {width}, not {lengths.tolist()}")
+        raise ValueError(
+            f"lengths must be {batch} numbers from 0 to {width}, not {lengths.tolist()}"
+        )
     holes = np.zeros(batch, bool)
     if given is not None:
         given = np.array(given, bool)
         if given.shape != tokens.shape:
-            raise ValueError(f"given must be of the shape of tokens, {tokens.shape}, not {given.shape}")
+            raise ValueError(
+                f"given must be of the shape of tokens, {tokens.shape}, not {given.shape}"
+            )
         holes = (~given & (np.arange(width) < lengths[:, None])).any(axis=1)
     if budgets.min() < 0 or (budgets[~holes] < 1).any():
         raise ValueError(

@@ -96,14 +96,19 @@ class Rows:
         return jnp.where(self.done, 0, jnp.clip(count, 0, until_stop)).astype(jnp.int32)
 
     def commit(
-        self, tokens: Int[Array, "B W"], count: Int[Array, "B"], log_probs: Float[Array, "B W"] | None = None
+        self,
+        tokens: Int[Array, "B W"],
+        count: Int[Array, "B"],
+        log_probs: Float[Array, "B W"] | None = None,
     ) -> "Rows":
         """Appends the first `allowed` of `count` tokens to each running row and says why rows stop."""
         count = self.allowed(tokens, count)
         last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
         stopped = is_stop(last, self.stop)[:, 0] & (count > 0)
         where = jnp.arange(tokens.shape[1]) < count[:, None]
-        return self._moved(self.length + count, stopped, self._written(tokens, where, self.length, log_probs))
+        return self._moved(
+            self.length + count, stopped, self._written(tokens, where, self.length, log_probs)
+        )
 
     def write(
         self,
@@ -133,13 +138,17 @@ class Rows:
     def interrupt(self, rows: Bool[Array, "B"]) -> "Rows":
         """Stops running rows at the caller's word, for instance because a stop string has appeared."""
         return dataclasses.replace(
-            self, reason=jnp.where(rows & ~self.done, Reason.CALLER, self.reason).astype(self.reason.dtype)
+            self,
+            reason=jnp.where(rows & ~self.done, Reason.CALLER, self.reason).astype(
+                self.reason.dtype
+            ),
         )
 
     def completions(self) -> list[list[int]]:
         """The tokens generated so far, as lists, on the host."""
         return [
-            row.tolist() for row in own_entries(self.tokens, self.length, self.prompt_lengths, self.fixed)
+            row.tolist()
+            for row in own_entries(self.tokens, self.length, self.prompt_lengths, self.fixed)
         ]
 
     def finish(self, pad: int) -> "Decoded":
@@ -151,12 +160,16 @@ class Rows:
             prompt_lengths=self.prompt_lengths,
             lengths=self.length,
             reasons=self.reason,
-            log_probs=None if log_probs is None else jnp.where(within, log_probs[:, : self.size], 0.0),
+            log_probs=None
+            if log_probs is None
+            else jnp.where(within, log_probs[:, : self.size], 0.0),
             counts=self.counts,
             fixed=None if self.fixed is None else self.fixed[:, : self.size],
         )
 
-    def _written(self, tokens: Array, where: Array, at: Array, log_probs: Array | None) -> dict[str, Any]:
+    def _written(
+        self, tokens: Array, where: Array, at: Array, log_probs: Array | None
+    ) -> dict[str, Any]:
         kept = self.log_probs
         if kept is not None and log_probs is not None:
             kept = put(kept, log_probs, at, where)
@@ -165,7 +178,9 @@ class Rows:
     def _moved(self, length: Array, stopped: Array, written: dict[str, Any]) -> "Rows":
         over = jnp.where(length >= self.limit, Reason.BUDGET, Reason.RUNNING)
         reason = jnp.where(self.done, self.reason, jnp.where(stopped, Reason.STOP, over))
-        return dataclasses.replace(self, length=length, reason=reason.astype(self.reason.dtype), **written)
+        return dataclasses.replace(
+            self, length=length, reason=reason.astype(self.reason.dtype), **written
+        )
 
 
 def begin(
@@ -192,7 +207,9 @@ def begin(
     """
     batch, prompt = request.tokens.shape
     if prompt > size:
-        raise ValueError(f"the prompt buffer has {prompt} positions, more than the decoder's size {size}")
+        raise ValueError(
+            f"the prompt buffer has {prompt} positions, more than the decoder's size {size}"
+        )
     room = size + overrun + scratch
     tokens = lax.dynamic_update_slice(jnp.zeros((batch, room), jnp.int32), request.tokens, (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
@@ -231,7 +248,9 @@ def generated(length: Array, prompt_lengths: Array, fixed: Array | None) -> Int[
     return jnp.sum(~fixed & (position < length[:, None]), axis=1, dtype=jnp.int32)
 
 
-def own_entries(x: Array, length: Array, prompt_lengths: Array, fixed: Array | None) -> list[np.ndarray]:
+def own_entries(
+    x: Array, length: Array, prompt_lengths: Array, fixed: Array | None
+) -> list[np.ndarray]:
     """What of x [B, S] belongs to generated tokens, row by row, on the host."""
     position = np.arange(x.shape[1])
     given = position < np.asarray(prompt_lengths)[:, None] if fixed is None else np.asarray(fixed)
@@ -280,7 +299,8 @@ class Decoded:
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""
         return [
-            row.tolist() for row in own_entries(self.tokens, self.lengths, self.prompt_lengths, self.fixed)
+            row.tolist()
+            for row in own_entries(self.tokens, self.lengths, self.prompt_lengths, self.fixed)
         ]
 
     def generated_log_probs(self) -> list[np.ndarray]:

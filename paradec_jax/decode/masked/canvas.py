@@ -95,6 +95,8 @@ class Canvas:
         rows = self.rows.write(tokens, where, at, log_probs).settle(final)
         return dataclasses.replace(self, rows=rows, final=final)
 
-    def spend(self: AnyCanvas, counts: Counts, positions: Array | int, calls: Array | int = 1) -> AnyCanvas:
+    def spend(
+        self: AnyCanvas, counts: Counts, positions: Array | int, calls: Array | int = 1
+    ) -> AnyCanvas:
         """Adds to the counts of running rows, as `Rows.spend`."""
         return dataclasses.replace(self, rows=self.rows.spend(counts, positions, calls))

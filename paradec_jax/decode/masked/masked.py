@@ -17,7 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.knobs import (
+    COUNT,
+    NOT_NEGATIVE,
+    UNLIMITED,
+    SamplingKnobs,
+    check_range,
+    knob,
+)
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import partition, score, select
@@ -50,7 +57,9 @@ class MaskedKnobs(SamplingKnobs):
     """
 
     temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
-    steps: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED, needs=("order", GROUPED))
+    steps: Int[Array, ""] | int | None = knob(
+        None, COUNT, unset=UNLIMITED, needs=("order", GROUPED)
+    )
     grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
         None, unset=0, needs=("order", GROUPED)
     )
@@ -60,7 +69,9 @@ class MaskedKnobs(SamplingKnobs):
         super().check()
         grid: Any = self.grid
         if isinstance(grid, str) and grid not in GRIDS:
-            raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
+            raise ValueError(
+                f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}"
+            )
         if isinstance(grid, str | jax.core.Tracer) or np.ndim(grid) == 0:
             return
         check_range(
@@ -135,7 +146,9 @@ class MaskedDecoder(DecoderBase):
             groups = partition.at_times(bits, knobs.grid)
         else:
             steps = jnp.where(knobs.steps == UNLIMITED, STEPS, knobs.steps)
-            groups = jnp.where(knobs.grid == 0, partition.linear(bits, steps), partition.cosine(bits, steps))
+            groups = jnp.where(
+                knobs.grid == 0, partition.linear(bits, steps), partition.cosine(bits, steps)
+            )
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
     def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
@@ -148,7 +161,9 @@ class MaskedDecoder(DecoderBase):
         """Positions that a call reveals: those needed, or as many as the next group has, but the surest."""
         if scores is None:
             return needed
-        return select.top(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
+        return select.top(
+            scores, needed, partition.next_count(groups, groups != partition.NEVER, needed)
+        )
 
     def judge(
         self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
@@ -193,7 +208,9 @@ class Masked(MaskedDecoder):
         """Fills the canvas with masks and draws their partition; calls nothing."""
         return self.fill(request, 0, knobs)
 
-    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, UnmaskedInfo]:
+    def step(
+        self, params: Any, state: MaskedState, knobs: MaskedKnobs
+    ) -> tuple[MaskedState, UnmaskedInfo]:
         """One step of MDLM's reverse process from t to s, for each row's next group (arXiv 2406.07524, Eq. 7)."""
         at = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(at, self.size)

@@ -23,7 +23,13 @@ from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
-from paradec_jax.decode.masked.masked import MaskedDecoder, MaskedKnobs, MaskedState, UnmaskedInfo, by_chunks
+from paradec_jax.decode.masked.masked import (
+    MaskedDecoder,
+    MaskedKnobs,
+    MaskedState,
+    UnmaskedInfo,
+    by_chunks,
+)
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
 from paradec_jax.decode.rules.subs import without_mask
 
@@ -80,7 +86,9 @@ class SoftMasked(MaskedDecoder):
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
         hard = self.fill(request, 0, knobs)
-        offsets = given_offsets(type(self).__name__, request, self.network.embedding(params), hard.final)
+        offsets = given_offsets(
+            type(self).__name__, request, self.network.embedding(params), hard.final
+        )
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
     def step(
@@ -98,12 +106,16 @@ class SoftMasked(MaskedDecoder):
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             keys = state.rows.keys
-            noised = noisy(logits, slots, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy)
+            noised = noisy(
+                logits, slots, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+            )
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
             offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
             return *self.judge(logits, tokens, knobs), offsets
 
-        tokens, log_probs, scores, offsets = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+        tokens, log_probs, scores, offsets = by_chunks(
+            read, out.hidden, needed, self.chunk, self.bounded
+        )
         where = self.revealed(scores, needed, state.groups)
         info = SoftUnmaskedInfo(at, where, scores, out.hidden)
         kept = jnp.where(where[..., None], offsets, state.offsets)

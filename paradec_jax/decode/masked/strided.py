@@ -7,7 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.masked import MaskedDecoder, MaskedKnobs, MaskedState, UnmaskedInfo, by_chunks
+from paradec_jax.decode.masked.masked import (
+    MaskedDecoder,
+    MaskedKnobs,
+    MaskedState,
+    UnmaskedInfo,
+    by_chunks,
+)
 from paradec_jax.decode.rules import partition
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
@@ -54,7 +60,9 @@ class Strided(MaskedDecoder):
         """Fills the canvas with masks and draws a partition of each window's; calls nothing."""
         return self.fill(request, self.shape[0], knobs)
 
-    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, UnmaskedInfo]:
+    def step(
+        self, params: Any, state: MaskedState, knobs: MaskedKnobs
+    ) -> tuple[MaskedState, UnmaskedInfo]:
         """One call on the window that holds each row's first masked position, for the window's next group."""
         width, stride = self.shape
 
@@ -76,7 +84,9 @@ class Strided(MaskedDecoder):
 
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(logits, self.sample(logits, at[:, None] + slots, state.rows, knobs), knobs)
+            return self.judge(
+                logits, self.sample(logits, at[:, None] + slots, state.rows, knobs), knobs
+            )
 
         tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
         where = self.revealed(scores, needed, groups)

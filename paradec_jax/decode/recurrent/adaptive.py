@@ -81,7 +81,9 @@ class Adaptive(DecoderBase):
         loop, out = recur_until_exit(self, params, state, fed, knobs, depth, self.exit_in_prefill)
         return commit_exit(self, params, state, fed, knobs, loop, out)[0]
 
-    def step(self, params: Any, state: CachedState, knobs: AdaptiveKnobs) -> tuple[CachedState, AdaptiveInfo]:
+    def step(
+        self, params: Any, state: CachedState, knobs: AdaptiveKnobs
+    ) -> tuple[CachedState, AdaptiveInfo]:
         """Runs recurrences on the newest token and commits the token it predicts."""
         fed = Inputs.newest(state)
         loop, out = recur_until_exit(self, params, state, fed, knobs, self.max_recurrence)
@@ -193,7 +195,13 @@ def recur_until_exit(
 
 
 def commit_exit(
-    decoder: Any, params: Any, state: CachedState, fed: Inputs, knobs: Any, loop: ExitLoop, out: Forward
+    decoder: Any,
+    params: Any,
+    state: CachedState,
+    fed: Inputs,
+    knobs: Any,
+    loop: ExitLoop,
+    out: Forward,
 ) -> tuple[CachedState, AdaptiveInfo]:
     """Commits what the last position of a window predicts, and stores the window."""
     rows = state.rows.spend(out.counts, fed.widths)

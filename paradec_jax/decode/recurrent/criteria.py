@@ -35,7 +35,9 @@ class Criterion:
     threshold: float
 
 
-def _compared(view: Callable[[Array], Array], difference: Callable[..., Array]) -> Callable[..., Any]:
+def _compared(
+    view: Callable[[Array], Array], difference: Callable[..., Array]
+) -> Callable[..., Any]:
     """A measure that keeps a view of what it is shown, and is its difference from the view before."""
 
     def measure(old: Array, seen: Array, valid: Bool[Array, "B W"]) -> tuple[Array, Any]:

@@ -123,7 +123,9 @@ class SoftWavefront(DecoderBase):
         check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
-            raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
+            raise ValueError(
+                "relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens"
+            )
 
     def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
         """Reads the prompt, commits the first token, as hard as the prompt, and starts the wave."""
@@ -160,7 +162,9 @@ class SoftWavefront(DecoderBase):
         info = SoftWaveInfo(distance, committed, staying, finished, leaving, z, out.hidden)
 
         # The wave moves on. Slots that nothing predicted, random ones and those after the wave, read their tokens.
-        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
+        refined = dataclasses.replace(
+            wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
+        )
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
         moved = waves.move(self, state, committed, tokens, knobs)
         kept = (wave.active - committed)[:, None]
@@ -170,7 +174,9 @@ class SoftWavefront(DecoderBase):
         survival = jnp.where(slot < kept, survival, 1.0)
         return dataclasses.replace(moved, offsets=offsets, survival=survival), info
 
-    def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> tuple[Any, ...]:
+    def _predict(
+        self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs
+    ) -> tuple[Any, ...]:
         """z, e, what is read out, a token after each slot, its log-probability, and what relaxes its vector."""
         table = self.network.embedding(params)
         vectors = table[state.wave.tokens] + state.offsets
@@ -183,5 +189,8 @@ class SoftWavefront(DecoderBase):
 
 def _gate(distance: Float[Array, "B W"], threshold: Array, temperature: Any) -> Float[Array, "B W"]:
     """g, the degree to which each slot is past its threshold; 1/2 at the threshold."""
-    distance, threshold = jnp.maximum(distance, score.EPSILON), jnp.maximum(threshold, score.EPSILON)
+    distance, threshold = (
+        jnp.maximum(distance, score.EPSILON),
+        jnp.maximum(threshold, score.EPSILON),
+    )
     return jax.nn.sigmoid((jnp.log(threshold) - jnp.log(distance)) / temperature)

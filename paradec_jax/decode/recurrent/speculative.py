@@ -99,9 +99,13 @@ class SelfSpeculative(DecoderBase):
         cache = self._carry(params, cache, latents[:, -1:], cached + 1)
 
         # A draft is accepted that is its most probable token or, below a threshold of 1, nearly as probable.
-        near = jnp.log(knobs.accept_threshold) + jnp.max(jax.nn.log_softmax(logits, axis=-1), axis=-1)
+        near = jnp.log(knobs.accept_threshold) + jnp.max(
+            jax.nn.log_softmax(logits, axis=-1), axis=-1
+        )
         exact = jnp.argmax(logits, axis=-1) == drafts
-        accepted = jnp.where(knobs.accept_threshold >= 1, exact, log_probability(logits, drafts) >= near)
+        accepted = jnp.where(
+            knobs.accept_threshold >= 1, exact, log_probability(logits, drafts) >= near
+        )
 
         # The drafts that it accepts are committed, and after a rejection its own token.
         matches = select.leading_run(accepted)
@@ -129,10 +133,14 @@ class SelfSpeculative(DecoderBase):
             cache = self._carry(params, cache, latent, at)
             return (cache, token, position + 1), (token[:, 0], out.counts)
 
-        (cache, _, _), (drafts, spent) = lax.scan(body, (state.cache, first, position), length=self.lookahead)
+        (cache, _, _), (drafts, spent) = lax.scan(
+            body, (state.cache, first, position), length=self.lookahead
+        )
         return drafts.T, cache, {name: jnp.sum(amount, axis=0) for name, amount in spent.items()}
 
-    def _carry(self, params: Any, cache: Any, latent: Float[Array, "B 1 D"], at: Int[Array, "B"]) -> Any:
+    def _carry(
+        self, params: Any, cache: Any, latent: Float[Array, "B 1 D"], at: Int[Array, "B"]
+    ) -> Any:
         """The cache in which the next call at position `at` starts from this latent, where it is carried on."""
         if not self.continuous:
             return cache

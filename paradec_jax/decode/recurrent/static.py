@@ -30,7 +30,9 @@ class Static(DecoderBase):
     def init(self, params: Any, request: Request, knobs: LatentKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
-        return read(self, params, empty_state(self, request, 1, knobs), Inputs.prompt(request), knobs, depth)
+        return read(
+            self, params, empty_state(self, request, 1, knobs), Inputs.prompt(request), knobs, depth
+        )
 
     def step(self, params: Any, state: CachedState, knobs: LatentKnobs) -> tuple[CachedState, None]:
         """Feeds the newest token through r recurrences and commits the token it predicts."""
@@ -38,12 +40,19 @@ class Static(DecoderBase):
 
 
 def read(
-    decoder: Any, params: Any, state: CachedState, fed: Inputs, knobs: LatentKnobs, depth: int | None
+    decoder: Any,
+    params: Any,
+    state: CachedState,
+    fed: Inputs,
+    knobs: LatentKnobs,
+    depth: int | None,
 ) -> CachedState:
     """One call of `depth` recurrences; commits what the last real position of each row predicts."""
     network, cache = decoder.network.at(depth), state.cache
     start = network.latents(cache, fed.positions)
-    out, latent = network.forward_from(params, fed.tokens, fed.positions, start, Prefix(cache, fed.visible))
+    out, latent = network.forward_from(
+        params, fed.tokens, fed.positions, start, Prefix(cache, fed.visible)
+    )
     rows = state.rows.spend(out.counts, fed.widths)
     rows, token = decoder.commit_next(params, rows, last_of(out.hidden, fed.widths), knobs)
     cache = network.write(cache, out.kv, write_after_read(fed.at, token))

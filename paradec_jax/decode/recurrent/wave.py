@@ -146,7 +146,9 @@ def begin(decoder: Any, params: Any, request: Request, knobs: Any) -> WavefrontS
         # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         keys = fold(rows.keys, Purpose.FILLER, positions)
-        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
+        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(
+            keys
+        )
         tokens = window(fill, rows.length - 1, width)
         opened = active + jnp.where(rows.done, 0, decoder.headway)
         active = jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, width))
@@ -171,7 +173,9 @@ def on_narrowest(
         return slots, decoder.network.widen(kv, decoder.window), counts
 
     buckets = decoder.buckets
-    if buckets is None:  # a width that is less than three times narrower than the window saves too little
+    if (
+        buckets is None
+    ):  # a width that is less than three times narrower than the window saves too little
         buckets = tuple(b for b in BUCKETS if 3 * b <= decoder.window)
     narrower = [b for b in buckets if decoder.headway < b < decoder.window and not decoder.bounded]
     widths = sorted({*narrower, decoder.window})
@@ -190,14 +194,18 @@ def refine(
 
     # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot has no e_old.
     e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
-    eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(e.dtype)
+    eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(
+        e.dtype
+    )
     e = (1 - eta) * e + eta * wave.conditioning
 
     # Eq. 2: fresh noise in the states, drawn like initial ones.
     def mix(z: Array) -> Array:
         keys = fold(state.rows.keys, Purpose.NOISE, positions, state.steps)
         noise, share = network.initial_state(keys, knobs.init_scale), at_age(knobs.noise, age)
-        return mix_noise(z, noise, share, wave.recurrences, decoder.noise_schedule, decoder.noise_mixing)
+        return mix_noise(
+            z, noise, share, wave.recurrences, decoder.noise_schedule, decoder.noise_mixing
+        )
 
     if decoder.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
         z = mix(wave.states)

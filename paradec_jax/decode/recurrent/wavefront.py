@@ -97,7 +97,9 @@ class Wavefront(DecoderBase):
         # paper: the token it was computed from must still be the one its predecessor predicts, so that the keys that
         # are stored are its own; and `max_recurrence` ends the wait.
         distance = score.latent_change(z, wave.states)
-        converged = knobs.still(distance, wave.recurrences // inner) | knobs.overdue(wave.recurrences + inner)
+        converged = knobs.still(distance, wave.recurrences // inner) | knobs.overdue(
+            wave.recurrences + inner
+        )
         final = select.leading_run(converged & wave.agrees(tokens) & wave.in_use)
 
         # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed (the release: those fed there).
@@ -105,6 +107,8 @@ class Wavefront(DecoderBase):
         info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), rows.length - state.rows.length)
 
         # z <- z[k* :], InitState: their states leave, `headway` fresh ones follow the others.
-        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
+        refined = dataclasses.replace(
+            wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
+        )
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
         return waves.move(self, state, info.committed, tokens, knobs), info

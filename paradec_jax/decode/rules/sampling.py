@@ -92,7 +92,9 @@ def filtered_probabilities(
 
     def most_probable(probs: Array) -> Array:
         ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
-        kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
+        kth = jnp.take_along_axis(
+            ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1
+        )
         probs = renormalised(jnp.where(probs < kth, 0.0, probs))
         order = jnp.argsort(-probs, axis=-1, stable=True)
         ordered = jnp.take_along_axis(probs, order, axis=-1)
@@ -112,7 +114,10 @@ def filtered_probabilities(
 
     # Three sorts of the vocabulary, at every position drawn: only where one of the two filters is set.
     probs = lax.cond(
-        (jnp.asarray(top_k) < vocab) | (jnp.asarray(knobs.top_p) < 1), most_probable, renormalised, probs
+        (jnp.asarray(top_k) < vocab) | (jnp.asarray(knobs.top_p) < 1),
+        most_probable,
+        renormalised,
+        probs,
     )
     probs = jnp.where(probs < knobs.min_p * jnp.max(probs, axis=-1, keepdims=True), 0.0, probs)
     return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
@@ -133,7 +138,9 @@ def filters(knobs: Any, vocab: int) -> Bool[Array, ""]:
     return some if knobs.top_k is None else some | (jnp.asarray(knobs.top_k) < vocab)
 
 
-def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+def inverse_cdf(
+    probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]
+) -> Int[Array, "*shape"]:
     """First index whose cumulative probability exceeds the number."""
     exceeds = jnp.cumsum(probs, axis=-1) > uniform[..., None]
     return jnp.argmax(exceeds, axis=-1).astype(jnp.int32)
@@ -149,7 +156,9 @@ def gumbel(keys: Array, vocab: int) -> Float[Array, "B W V"]:
 
     That of 23 random bits ends at 15.9, so that tokens of a probability below 1e-7 would never be drawn.
     """
-    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32, mode="high")))(keys)
+    return jax.vmap(
+        jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32, mode="high"))
+    )(keys)
 
 
 def sample(
@@ -189,7 +198,9 @@ def sample(
     return lax.cond(is_hot(knobs.temperature), stochastic, greedy, logits)
 
 
-def log_probability(logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
+def log_probability(
+    logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"]
+) -> Float[Array, "*shape"]:
     """Log-probability of each token under the unfiltered softmax, in nats."""
     log_probs = jax.nn.log_softmax(at_least_float32(logits), axis=-1)
     return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]

@@ -81,25 +81,33 @@ def norm(x: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
     return jnp.where(moves, jnp.sqrt(jnp.where(moves, squared, 1.0)), 0.0)
 
 
-def latent_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
+def latent_change(
+    new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]
+) -> Float[Array, "*shape"]:
     """Relative change `|s - s'| / |s|` of a latent state."""
     new, old = at_least_float32(new), at_least_float32(old)
     return norm(new - old) / jnp.maximum(norm(new), EPSILON)
 
 
-def cosine_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
+def cosine_change(
+    new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]
+) -> Float[Array, "*shape"]:
     """`1 - cos(s, s')` of two latent states."""
     new, old = at_least_float32(new), at_least_float32(old)
     norms = norm(new) * norm(old)
     return 1 - jnp.sum(new * old, axis=-1) / jnp.maximum(norms, EPSILON)
 
 
-def kl_divergence(old: Float[Array, "*shape V"], new: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
+def kl_divergence(
+    old: Float[Array, "*shape V"], new: Float[Array, "*shape V"]
+) -> Float[Array, "*shape"]:
     """`KL(p_old || p_new)` of two log-probability vectors, in nats."""
     return jnp.sum(jnp.exp(old) * (old - new), axis=-1)
 
 
-def min_p_log_probs(logits: Float[Array, "*shape V"], floor: float = 0.1) -> Float[Array, "*shape V"]:
+def min_p_log_probs(
+    logits: Float[Array, "*shape V"], floor: float = 0.1
+) -> Float[Array, "*shape V"]:
     """Log-probabilities after every one below `floor * max` was set to 1/V and all were renormalised."""
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     low = probs < floor * jnp.max(probs, axis=-1, keepdims=True)

@@ -8,7 +8,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 
-def window(rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int) -> Shaped[Array, "B W *rest"]:
+def window(
+    rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int
+) -> Shaped[Array, "B W *rest"]:
     """Positions `at .. at + width - 1` of each row."""
     return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
 

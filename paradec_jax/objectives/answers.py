@@ -1,0 +1,136 @@
+"""Greedy answers of a model to the prompts of its data, and how many tokens a network call gives."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.jsonl import Examples
+from paradec_jax.decode.machine.request import keys_of, seed_words
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.cases import Prompts, case_of
+from paradec_jax.evaluate.timing import Case, planned_bytes
+from paradec_jax.generate import BUCKET
+from paradec_jax.objectives.run import Job
+from paradec_jax.sharding.processes import gathered, shared
+from paradec_jax.store.model import Model
+from paradec_jax.text.chat import as_prompts
+
+MEASURED = 64  # held-out prompts that are decoded
+ROWS = 32  # of them that are decoded together
+MOST = 256  # tokens of a held-out answer
+
+
+def asked(
+    examples: Examples, model: Model, seed: int, most: int | None, new_tokens: int, block: int
+) -> tuple[Any, Prompts]:
+    """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
+
+    Raises:
+      ValueError: there is none.
+    """
+    spec, room = ending(model), model.network.max_length - new_tokens
+    most_ids = room - block - 8  # what is rounded up
+    if most_ids < 2:
+        raise ValueError(
+            f"new_tokens {new_tokens} leave no room for a prompt in the {model.network.max_length} positions of the "
+            "model"
+        )
+    first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
+    fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
+    if not fit:
+        raise ValueError(
+            f"no line of the data, or of the held-out one, has a prompt of 2 to {most_ids} tokens"
+        )
+    ids = np.random.default_rng(seed % 2**64).permutation(fit)[:most].astype(np.int32)
+    rows = [examples.prompt(i) for i in ids]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    width = min(-(-lengths.max() // BUCKET) * BUCKET, room)
+    tokens = np.stack(
+        [np.pad(row, (0, width - len(row)), constant_values=spec.pad) for row in rows]
+    )
+    return ids, Prompts(tokens, lengths, keys_of(seed_words(seed), ids), new_tokens, spec.stop)
+
+
+def ending(model: Model) -> TokenSpec:
+    """The model's special tokens; what ends a turn of its chat template ends an answer too."""
+    spec = model.token_spec
+    if model.chat_template is None:
+        return spec
+    return dataclasses.replace(
+        spec, stop=as_prompts(model, [[{"role": "user", "content": "?"}]])[1].stop
+    )
+
+
+def batches(
+    what: str, case: Case, prompts: Prompts, numbers: np.ndarray, rows: int
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Numbers of prompts that are decoded together, and their request, which is filled up to so many rows.
+
+    Fewer go together where the device has less memory than XLA plans. Lines say what it takes, and at most every 30
+    seconds how far it is.
+    """
+    stats, fit, due = jax.local_devices()[0].memory_stats(), rows, 0.0
+    have = (
+        stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    while (
+        need := planned_bytes(case, prompts.request(np.resize(numbers, fit)))
+    ) > have and fit > 1:
+        fit //= 2
+    line = f"{what}: {fit} rows together, of {rows} asked, take {need / 1e9:.2g} of {have / 1e9:.2g} GB at most"
+    for done in range(0, len(numbers), fit):
+        if jax.process_index() == 0 and time.monotonic() >= due:
+            due = time.monotonic() + 30
+            print(f"{line}, {done} of {len(numbers)} prompts are done", flush=True)
+        batch = numbers[done : done + fit]
+        yield batch, prompts.request(np.resize(batch, fit))
+
+
+def answers(
+    prompts: Prompts, model: Model, decoder: Any, rows: int, knobs: Any = None
+) -> tuple[list[list[int]], int]:
+    """Answers to all prompts, so many decoded together, and the network calls that they took."""
+    case, texts, calls = case_of(Setting("", decoder, knobs), model, prompts.size), [], 0
+    what, numbers = f"held out, {type(decoder).__name__}", np.arange(len(prompts.lengths))
+    for batch, request in batches(what, case, prompts, numbers, rows):
+        decoded = decode.run(case.decoder, case.params, request, knobs)
+        texts += decoded.completions()[: len(batch)]
+        calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
+    return texts, calls
+
+
+def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[str, float]:
+    """Tokens a call of a decoder on held-out prompts, and the share of answers equal to those of a slow one.
+
+    `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for their answers.
+    """
+    assert job.held_out is not None
+    first = model is job.model and jax.process_index() == 0
+    held_out, model = job.held_out, here(model)
+    new_tokens = min(
+        max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST
+    )
+    try:
+        _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, window)
+    except ValueError as error:
+        if first:
+            print(f"tokens a call are not measured: {error}")
+        return {}
+    (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
+    equal = np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+    return {"tokens a call": sum(map(len, found)) / calls, "equal to one by one": float(equal)}
+
+
+def here(model: Any) -> Any:
+    """The model or head, of several processes whole on one device of this one, for what each computes alone."""
+    whole = jax.tree.map(
+        lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params))
+    )
+    return dataclasses.replace(model, params=whole)

@@ -1,0 +1,229 @@
+"""Distillation of a causal model into one that Jacobi decoding reads several tokens a call from.
+
+::
+
+    FOLDER/round-0/trajectories    the model's own greedy answers to the prompts, with every Jacobi iterate
+    FOLDER/round-0                 training to say at any iterate of a block what stands at the end of it
+
+Progressive consistency distillation (Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681), or CLLM's (arXiv 2403.00835).
+A model that gains tokens a call can lose what it knew, so the held-out line has both.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+
+from paradec_jax import decode
+from paradec_jax.config.bounds import Ranged
+from paradec_jax.data.collect import collect
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.pairs import Selection, kept, pair_batches
+from paradec_jax.data.trajectories import Trajectories, append, claim
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.cases import case_of
+from paradec_jax.evaluate.likelihood import Span, log_likelihoods
+from paradec_jax.io import atomic_write_text
+from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
+from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, ending, here
+from paradec_jax.objectives.folder import by_first
+from paradec_jax.objectives.run import Bare, Job, Stopped, length_of
+from paradec_jax.store.model import Model
+from paradec_jax.train.checkpoint import hold
+from paradec_jax.train.recipe import checksums
+
+RULES = ConsistencyRules(
+    context="clean",
+    window=4,
+    divide_by_pairs=False,
+    prompt_weight=0.0,
+    after_eos="drop",
+    over="batch",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Jacobi(Ranged):
+    """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to the prompts.
+
+    Attributes:
+      block: tokens of a block, of each round one number; later rounds start from the model of the one before.
+      new_tokens: most tokens of an answer.
+      problems: prompts of a round; all of them by default.
+      rows: prompts that are decoded together.
+      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate), which
+        teaches most in the clean context of the default rules (experiments/jacobi/RESULTS.md).
+      rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
+        `ar_weight` too. What a small model knows is soon forgotten without it. At 0 lines may be prompts alone.
+      cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      rules: rules of the loss. Their window is that of the noise too.
+    """
+
+    block: tuple[int, ...] = (16,)
+    new_tokens: int = 256
+    problems: int | None = None
+    rows: int = 32
+    order: Literal["linear", "reverse", "random", "uniform"] = "uniform"
+    rehearse: float = 0.2
+    cllm: bool = False
+    chunk: int | None = 256
+    rules: Bare[ConsistencyRules] = RULES
+
+    BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
+    families: ClassVar[tuple[str, ...]] = ("causal",)
+    without: ClassVar[tuple[str, ...]] = (
+        "packed",
+    )  # examples that are rehearsed always are, answers never
+
+    @property
+    def prompts(self) -> bool:
+        """Whether lines of data may be prompts alone."""
+        return not self.rehearse
+
+    def train(self, job: Job) -> Model:
+        """A collection and a part for each round."""
+        model = job.model
+        if job.held_out is not None:  # refused before anything is collected
+            asked(job.held_out, model, 0, None, self.new_tokens, max(self.block))
+        for which, block in enumerate(self.block):
+            found = self.collected(job, model, which, block)
+            indices = kept(found, stop=ending(model).stop)
+            if jax.process_index() == 0:
+                print(
+                    f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from"
+                )
+            data, updates = self.data(job, found, indices, job.run.seed + which)
+            teacher = dict(model.params) if self.rules.teacher == "frozen" else None
+            loss = self.objective(model)
+            model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
+        return dataclasses.replace(model, decoder=f"jacobi --block {self.block[-1]} --running")
+
+    def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
+        """The trajectories of a round; a collection that was stopped goes on with the prompts that it lacks.
+
+        Raises:
+          Stopped: the time of the call is over before the collection is.
+        """
+        folder = job.folder / f"round-{which}" / "trajectories"
+        done = (
+            folder.parent / "collected"
+        )  # nothing is added to what a training may have begun with
+        model, seed = here(model), job.run.seed + which
+
+        def work() -> None:
+            settings = {
+                "examples": job.examples.digest,
+                "new_tokens": self.new_tokens,
+                "seed": seed,
+            }
+            ids, prompts = asked(
+                job.examples, model, seed, self.problems, self.new_tokens, max(self.block)
+            )
+            claim(folder, block, settings | {"model": sum(checksums(model.params))})
+            case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
+            left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
+            for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
+                if time.monotonic() > job.until:
+                    print(
+                        "the minutes are over before all answers are there: the same command goes on"
+                    )
+                    return
+                of = ids[np.resize(batch, request.batch)].tolist()
+                found = collect(case.decoder, case.params, request, of)
+                append(folder, found[: len(batch)])
+            atomic_write_text(done, "")
+
+        def alone() -> None:
+            if not done.exists():
+                with os.fdopen(hold(folder.parent)):
+                    work()
+
+        by_first(f"trajectories {which}", alone)
+        if not done.exists():
+            raise Stopped(0)
+        return Trajectories(folder)
+
+    def data(
+        self, job: Job, found: Trajectories, indices: np.ndarray, seed: int
+    ) -> tuple[Endless, int]:
+        """Batches of pairs, of examples beside them where some are rehearsed, and how many updates a round has."""
+        again = round(self.rehearse * job.run.batch_tokens)
+        options: dict[str, Any] = {"multiple": job.multiple, "alone": self.cllm, "indices": indices}
+        options |= {"selection": Selection(self.order, self.rules.window)}
+        pairs = pair_batches(found, seed=seed, batch_tokens=job.run.batch_tokens - again, **options)
+        if not self.rehearse:
+            return pairs, job.updates(pairs)
+        most, longest = length_of(job.run, job.model), int(np.diff(job.examples.starts).max())
+        # One shape: each of both kinds would be a program.
+        room = min(most, max(longest, again // job.multiple))
+        fresh = job.batches(job.examples, seed=seed, batch_tokens=again, packed=True, length=room)
+        both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
+        return Endless(both, digest=fresh.digest), job.updates(pairs)
+
+    def objective(self, model: Model) -> Objective:
+        """The loss of a round, whose second argument is its teacher."""
+        network, rules, spec = model.network, self.rules, ending(model)
+        loss = consistency_loss(network, spec, rules, chunk=self.chunk)
+        if (
+            self.cllm
+        ):  # without stop tokens, after which it reads no prompt: turns of a chat end in them
+            spec = dataclasses.replace(spec, stop=())
+            loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
+        if not self.rehearse:
+            return loss
+        return rehearsing(loss, next_token_loss(network, chunk=self.chunk), rules.ar_weight)
+
+    def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
+        """What decoding gains on held-out prompts, and beside it what the model is worth.
+
+        Nats a token of the held-out responses, and of the model's own greedy answers under the model that the run
+        started from; then of the decoders tokens a call, and the share of answers equal to those one by one.
+        """
+        assert job.held_out is not None
+        numbers = {}
+        if job.held_out.counted.any():
+            loss = next_token_loss(model.network, chunk=self.chunk)
+            numbers["nats a token"] = job.means(loss, model)["loss"]
+        model, start, n = here(model), here(job.model), self.block[-1]
+        options = self.new_tokens, max(self.block)
+        _, prompts = asked(job.held_out, model, job.run.seed, MEASURED, *options)
+        alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
+        texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
+        spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]
+        scores = np.concatenate(
+            [score for score, _ in log_likelihoods(start.network, start.params, spans)]
+        )
+        numbers["nats of its answers at the start"] = -float(scores.mean())
+        for name, running in ((f"block {n}", False), (f"running window {n}", True)):
+            found, calls = answers(
+                prompts, model, decode.Jacobi(block=n, running=running), self.rows
+            )
+            equal = np.mean([one == other for one, other in zip(found, alone, strict=True)])
+            numbers[f"tokens a call, {name}"] = sum(map(len, found)) / calls
+            numbers[f"equal to one by one, {name}"] = float(equal)
+        return numbers
+
+
+def rehearsing(loss: Objective, next_token: Objective, weight: float) -> Objective:
+    """A loss of `pairs`, and beside it a next-token loss of `fresh` with a weight."""
+
+    def sums(params: Any, frozen: Any, batch: Any, key: jax.Array) -> Sums:
+        own, other = jax.random.split(key)
+        again = next_token.sums(params, frozen, batch["fresh"] | {"step": batch["step"]}, other)
+        found = loss.sums(params, frozen, batch["pairs"] | {"step": batch["step"]}, own)
+        return found | {f"rehearsal_{name}": part for name, part in again.items()}
+
+    def value(sums: Sums) -> tuple[jax.Array, Metrics]:
+        again = {name: part.mean for name, part in sums.items() if name.startswith("rehearsal_")}
+        found, metrics = loss.value(
+            {name: part for name, part in sums.items() if name not in again}
+        )
+        return found + weight * again["rehearsal_loss"], metrics | again
+
+    return Objective(sums, value)

@@ -1,0 +1,24 @@
+"""Models, and models on disk: `load`, `save`, what a model is made of, adapters."""
+
+from paradec_jax.disk.folders import StoreError
+from paradec_jax.store.folder import (
+    digest_of,
+    fingerprint,
+    load,
+    names_of,
+    opened,
+    save,
+)
+from paradec_jax.store.model import Model, ResidualHead
+
+__all__ = [
+    "Model",
+    "ResidualHead",
+    "StoreError",
+    "digest_of",
+    "fingerprint",
+    "load",
+    "names_of",
+    "opened",
+    "save",
+]

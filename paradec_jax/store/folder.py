@@ -1,0 +1,402 @@
+"""Models on disk: a folder with a readable config.json, parameters in safetensors, and perhaps a tokenizer.
+
+::
+
+    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file;
+                         perhaps `sampling` and `decoder`, see `Model`
+    network.safetensors  the part "network"; or shards network-00001-of-...
+    residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
+    tokenizer.json, chat_template.jinja   optional
+
+A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a folder is ever unpickled.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
+from paradec_jax.config.bounds import check_words
+from paradec_jax.disk.folders import (
+    ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
+    IS_ADAPTER,
+    MARKER,
+    StoreError,
+    locate,
+    staged,
+)
+from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
+from paradec_jax.families import choose, family_named, network_of, parameter_shapes
+from paradec_jax.io import read_object, sha256_of, text_of
+from paradec_jax.sharding.layout import shardings
+from paradec_jax.store.model import PARAM_DTYPES, Model, ResidualHead, sampling_of
+from paradec_jax.text.tokenizer import Tokenizer
+
+FORMAT_VERSION = 2
+NETWORK, HEAD = "network", ResidualHeadConfig.family
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+IDLE_FIELDS = (
+    "attention",
+    "remat",
+    "scan_layers",
+    "mean_backprop_depth",
+    "dropout",
+)  # they change no output
+FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
+Parts = dict[
+    str, tuple[Any, dict[str, str]]
+]  # by name: config, and digests of files by their names
+
+
+def save(
+    folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False, run: str | None = None
+) -> None:
+    """Writes a model folder, whole or not at all, one file of weights at a time.
+
+    Args:
+      folder: path of the new folder; parents are made.
+      model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
+      overwrite: whether a model folder already there, as it was written, is replaced.
+      run: mark of the run whose model it is; one already there must have the same.
+
+    Raises:
+      StoreError: when the folder exists or has other files, the parameters contradict the config, or the head is
+        another network's.
+    """
+    _check_ids(model.config, model.token_spec, model.tokenizer)
+    sources: dict[str, Any] = (
+        {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
+    )
+    leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
+    for name, source in sources.items():
+        _check_leaves(source.config, leaves[name])
+    with staged(folder, overwrite=overwrite, run=run) as temporary:
+        parts, sections = {}, {}
+        for name, source in sources.items():
+            files = write_tensors(temporary, name, leaves[name])
+            parts[name] = source.config, {file: sha256_of(temporary / file) for file in files}
+            shape = {"family": source.config.family, "config": source.config.to_dict()}
+            sections[name] = shape | {"weights": parts[name][1]}
+        if model.head is not None:
+            backbone = _fingerprint({NETWORK: parts[NETWORK]})
+            with _naming(folder):
+                _check_head(
+                    model.head.config, model.config, model.head.backbone or backbone, backbone
+                )
+            sections[HEAD]["backbone"] = backbone
+        description = {
+            "format_version": FORMAT_VERSION,
+            "parts": sections,
+            "token_spec": dataclasses.asdict(model.token_spec),
+            "special_tokens": dict(model.special_tokens),
+            "sampling": dict(model.sampling),
+            "decoder": model.decoder,
+        }
+        (temporary / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        if model.tokenizer is not None:
+            model.tokenizer.save(temporary / TOKENIZER)
+        if model.chat_template is not None:
+            (temporary / CHAT_TEMPLATE).write_text(
+                model.chat_template, encoding="utf-8", newline=""
+            )
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    allow_nonfinite: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    kind: str | None = None,
+) -> Model:
+    """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
+
+    Of a model folder, names, shapes, types and digests are checked before any parameter is read.
+
+    Args:
+      source: bare name of a bundled model ("tiny-causal"), path of a model folder, of a Hugging Face folder or of a
+        .gguf file, or a name on the Hugging Face Hub ("org/name", "org/name@revision"; extra `hub`).
+      dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
+      allow_nonfinite: whether parameters may be NaN or infinite.
+      mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
+        own devices hold. The default device when None.
+      adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
+      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it, "bd3lm".
+
+    Raises:
+      StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted;
+        when the adapter is of another model, or not plain LoRA.
+      ValueError: a mesh with Explicit axes.
+    """
+    if dtype is not None and dtype not in PARAM_DTYPES:
+        raise StoreError(f"dtype must be one of {', '.join(PARAM_DTYPES)}, not {dtype!r}")
+
+    def place(leaf: Lazy, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
+        def read(index: Any) -> np.ndarray:
+            return np.asarray(leaf.read(index), dtype or leaf.dtype)
+
+        if sharding is None:
+            return jax.device_put(read(()))
+        return jax.make_array_from_callback(leaf.shape, sharding, read, dtype=dtype or leaf.dtype)
+
+    def placed(part: Any) -> Any:
+        places = () if mesh is None else (shardings(part.params, mesh),)
+        kinds = {} if dtype is None else {"dtype": dtype, "param_dtype": dtype}
+        params = jax.tree.map(place, part.params, *places)
+        return dataclasses.replace(
+            part, config=dataclasses.replace(part.config, **kinds), params=params
+        )
+
+    with _reading(source, dtype, allow_nonfinite, kind) as stored:
+        if adapter is not None:
+            from paradec_jax.convert.peft import merged
+
+            stored = merged(stored, locate(adapter), allow_nonfinite)
+        model = placed(stored)
+        head = None if stored.head is None else placed(stored.head)
+    if head is not None and (adapter is not None or model.config != stored.config):
+        # The network has other numbers than in its folder, so another fingerprint.
+        head = dataclasses.replace(head, backbone=None)
+    return dataclasses.replace(model, head=head)
+
+
+@contextlib.contextmanager
+def _reading(
+    source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool, kind: str | None
+) -> Iterator[Model]:
+    """The model of a source, whose parameters are read when they are asked for."""
+    path = locate(source)
+    config = path / CONFIG
+    with _naming(source):
+        if path.is_dir() and (not config.is_file() or "format_version" in read_object(config)):
+            if kind is not None:
+                raise StoreError("kind is for checkpoints of type a2d-qwen3")
+            yield _opened(path, allow_nonfinite)
+            return
+    from paradec_jax.convert.checkpoint import (
+        opened as converted,  # a model folder needs no converter
+    )
+
+    with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
+        _check_ids(model.config, model.token_spec, model.tokenizer)
+        yield model
+
+
+def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Model:
+    """A model whose parameters are read when `np.asarray` asks for them: `np.asarray(model.params["embedding"])`.
+
+    Args:
+      folder: model folder, or name of one, as for `load`.
+      allow_nonfinite: whether parameters may be NaN or infinite.
+
+    Raises:
+      StoreError: as `load`; numbers that are NaN or infinite only when they are read.
+    """
+    path = locate(folder)
+    with _naming(folder):
+        return _opened(path, allow_nonfinite)
+
+
+def _opened(folder: Path, allow_nonfinite: bool) -> Model:
+    description, parts = _read_description(folder)
+    config, weights = parts[NETWORK]
+    words, template = folder / TOKENIZER, folder / CHAT_TEMPLATE
+    facts = {
+        "token_spec": _built(TokenSpec, description["token_spec"]),
+        "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
+        "chat_template": text_of(template) if template.exists() else None,
+        "special_tokens": description.get("special_tokens", {}),
+        "sampling": description.get("sampling", {}),
+        "decoder": description.get("decoder"),
+    }
+    with _naming(f"sampling or decoder of {CONFIG}"):
+        sampling_of({"do_sample": True} | facts["sampling"])
+        if facts["decoder"] is not None:
+            usual, network = choose(config.family, facts["decoder"]), network_of(config)
+            usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
+    special = facts["special_tokens"]
+    if not isinstance(special, dict) or not all(
+        name.endswith("_token") and isinstance(text, str) for name, text in special.items()
+    ):
+        raise StoreError(
+            f"special_tokens must be texts by names that end in _token, not {special!r:.99}"
+        )
+    _check_ids(config, facts["token_spec"], facts["tokenizer"])
+    params, head = _open_part(folder, config, weights, allow_nonfinite), None
+    if HEAD in parts:
+        shape, weights = parts[HEAD]
+        backbone = _fingerprint({NETWORK: parts[NETWORK]})
+        _check_head(shape, config, description["parts"][HEAD]["backbone"], backbone)
+        head = ResidualHead(shape, _open_part(folder, shape, weights, allow_nonfinite), backbone)
+    return Model(config, params, head=head, **facts)
+
+
+def fingerprint(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 of a model's shape and parameters: two models of one name differ in it.
+
+    A head counts; fields of a config that have their defaults, or change no output, do not. Nothing but config.json
+    is read, since that has the digests of all files.
+
+    Raises:
+      StoreError: see `load`.
+    """
+    folder = locate(folder)
+    with _naming(folder):
+        return _fingerprint(_read_description(folder)[1])
+
+
+def digest_of(source: str) -> str:
+    """SHA-256 of the digests of a model's files, whatever their form; notes beside them are none."""
+    place, digest = locate(source), hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.is_file() and file.name != MARKER and file.suffix not in (".md", ".txt", ""):
+            digest.update(bytes.fromhex(sha256_of(file)))
+    return digest.hexdigest()
+
+
+def names_of(models: Sequence[str]) -> list[str]:
+    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
+    paths = [Path(model).parts for model in models]
+    short = ["/".join(p[-3:-1] if len(p) >= 3 and p[-1] == "model" else p[-1:]) for p in paths]
+    return short if len(set(short)) == len(short) else list(models)
+
+
+@contextlib.contextmanager
+def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors about a folder name it."""
+    try:
+        yield
+    except KeyError as error:
+        raise StoreError(f"{folder}: {CONFIG} lacks {error}") from error
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        raise StoreError(f"{folder}: {error}") from error
+
+
+def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
+    """The object in config.json, and its parts by name."""
+    if not (folder / CONFIG).is_file():
+        adapter = (folder / ADAPTER_CONFIG).is_file()
+        raise StoreError(f"not a model folder: {IS_ADAPTER if adapter else f'it has no {CONFIG}'}")
+    description = read_object(folder / CONFIG, finite=True)
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{CONFIG} has format_version {version!r}, not {FORMAT_VERSION}; a Hugging Face folder is converted "
+            f"by: paradec import {folder} DST"
+        )
+    parts = {}
+    for name, section in description["parts"].items():
+        if name not in (NETWORK, HEAD):
+            raise StoreError(
+                f"{CONFIG} has a part {name!r}, unknown to this version ({NETWORK}, {HEAD})"
+            )
+        family, weights = section["family"], section["weights"]
+        if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
+            then = "export a folder of an earlier commit there, and import it here (paradec import)"
+            raise StoreError(
+                f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}"
+            )
+        kind = ResidualHeadConfig if family == name == HEAD else family_named(family).config
+        parts[name] = _built(kind, section["config"]), weights
+    return description, parts
+
+
+def _built(cls: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass of these fields, whose lists are tuples."""
+    return cls(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+    )
+
+
+def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
+    """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use its last ids."""
+    size = config.vocab_size
+    optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
+    for token in (*optional, *token_spec.stop, token_spec.pad):
+        if isinstance(token, bool | float) or not 0 <= token < size:
+            raise StoreError(
+                f"token_spec holds {token!r}, which is no id of a vocabulary of {size}"
+            )
+    if tokenizer is not None and tokenizer.vocab_size > size:
+        last = tokenizer.vocab_size - 1
+        if last >= size + FEW:  # of another model; a few are added without rows for them
+            raise StoreError(
+                f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}"
+            )
+        tokenizer.rows = size
+
+
+def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
+    """Refuses parameters of other paths, shapes or types than a config asks for, and unknown types."""
+    check_words(config, dtype=PARAM_DTYPES, param_dtype=PARAM_DTYPES)
+    fields = vars(config).items()
+    layers = max(
+        value for name, value in fields if name.endswith("layers") and isinstance(value, int)
+    )
+    if layers > len(leaves):  # before the shapes of so many are made
+        raise StoreError(
+            f"the config asks for {layers} layers, but there are only {len(leaves)} parameters"
+        )
+    expected = flatten_dict(parameter_shapes(config), sep="/")
+    for path in sorted(expected.keys() | leaves.keys()):
+        if path not in leaves:
+            raise StoreError(f"parameter {path} is missing, although the config asks for it")
+        if path not in expected:
+            raise StoreError(f"parameter {path} is there, although the config does not ask for it")
+        leaf, want = leaves[path], expected[path]
+        have, asked = f"{leaf.dtype} {leaf.shape}", f"{want.dtype} {want.shape}"
+        if have != asked:
+            raise StoreError(f"parameter {path} is {have}, but the config asks for {asked}")
+
+
+def _check_head(
+    head: ResidualHeadConfig, network: ModelConfig, trained_on: object, backbone: str
+) -> None:
+    """Refuses the head of another network, by its shape or by the fingerprint that it names."""
+    check_fits(head, network)
+    if trained_on != backbone:
+        raise StoreError(
+            f"the residual head was trained on another backbone (fingerprint {str(trained_on)[:12]}) than the one "
+            f"beside it ({backbone[:12]})"
+        )
+
+
+def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonfinite: bool) -> Any:
+    """The parameters of a part, which lie in unchanged files and are those that its config asks for."""
+    tensors: dict[str, Lazy] = {}
+    for file in weights:
+        tensors |= open_tensors(folder / file)
+    _check_leaves(config, tensors)
+    for file in weights:
+        if sha256_of(folder / file) != weights[file]:
+            raise StoreError(f"{file} differs from its digest in {CONFIG}")
+    if not allow_nonfinite:
+        tensors = {path: finite(path, tensor) for path, tensor in tensors.items()}
+    return unflatten_dict(tensors, sep="/")
+
+
+def _fingerprint(parts: Parts) -> str:
+    """The digest of what tells parts from others: shapes, and digests of files."""
+    content = {}
+    for name, (config, weights) in parts.items():
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        fields = config.to_dict().items()
+        counting = {
+            key: value for key, value in fields if key not in IDLE_FIELDS and value != defaults[key]
+        }
+        content[name] = {"family": config.family, "config": counting, "weights": weights}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,107 @@
+"""A model in memory: shape, parameters and the facts of its checkpoint, perhaps with a residual head."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
+from paradec_jax.families import network_of
+from paradec_jax.text.tokenizer import Tokenizer
+
+PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
+# Fields of a generation_config.json that no decoder applies, which is said where they change a text.
+OTHERS = "typical_p num_beams no_repeat_ngram_size penalty_alpha encoder_repetition_penalty"
+
+
+def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that a generation_config.json says, with the defaults of transformers 5 where it samples.
+
+    Fields of `OTHERS` are in it too.
+
+    Raises:
+      ValueError: a value that cannot be, naming the field.
+    """
+    usual = (
+        {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+        if fields.get("do_sample")
+        else {}
+    )
+    values = {
+        name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()
+    }
+    values["top_k"] = values.get("top_k") or None  # 0 keeps all there
+    as_arrays(RepetitionKnobs(**values))
+    values = {
+        name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)
+    }
+    return values | {
+        name: fields[name] for name in OTHERS.split() if fields.get(name) not in (None, 0, 1)
+    }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResidualHead:
+    """A residual head and the network that it belongs to.
+
+    Attributes:
+      config: the head's shape.
+      params: nested dict of arrays.
+      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
+    """
+
+    config: ResidualHeadConfig
+    params: Mapping[str, Any]
+    backbone: str | None = None
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The head as decoders see it."""
+        return network_of(self.config)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A network's shape, its parameters and the facts of its checkpoint.
+
+    Attributes:
+      config: the model's shape.
+      params: nested dict of arrays.
+      token_spec: special tokens of the checkpoint.
+      tokenizer: text to ids and back, or None.
+      chat_template: what makes a text of messages (`paradec_jax.text.chat.conversation`), or None.
+      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
+      head: what corrects the network's scores between its calls, or None.
+      sampling: fields of `RepetitionKnobs` and of `OTHERS` by name, for answers to conversations where the caller
+        gives no knobs.
+      decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8 --running"), or None.
+    """
+
+    config: ModelConfig
+    params: Mapping[str, Any]
+    token_spec: TokenSpec
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    head: ResidualHead | None = None
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    decoder: str | None = None
+
+    @property
+    def family(self) -> str:
+        """Name of the model family."""
+        return self.config.family
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The network as decoders see it."""
+        return network_of(self.config)
+
+    @functools.cached_property
+    def prepared(self) -> Any:
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept with the model.
+
+        What is cast or laid out otherwise is a copy beside `params`; the rest is shared.
+        """
+        return self.network.prepare(self.params)

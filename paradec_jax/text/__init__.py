@@ -1,0 +1,1 @@
+"""Text in and out: conversations and their templates, tokenizers, strings that end an answer."""

@@ -1,0 +1,313 @@
+"""Text to token ids and back, with errors that say what is wrong and a decoder safe to stream from."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from paradec_jax.io import one_sentence, text_of
+
+FEW = 512  # ids among which `framing` looks for a text
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
+LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
+# Tokens that byte fallback joins: one wrong byte spoils its neighbours.
+ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
+OPENINGS = ("\n", "a", ".")
+
+Found = TypeVar("Found")
+
+
+class Tokenizer:
+    """A read-only face of a `tokenizers.Tokenizer`.
+
+    No method adds a begin- or end-of-text token: those belong to the checkpoint's `TokenSpec`. Special tokens
+    written literally in a text become their ids. Nothing is cut and nothing padded, whatever the file says.
+
+    Methods raise ValueError where the file's own rules fail on a text.
+
+    Args:
+      backend: the library's tokenizer.
+      name: name of its file in error messages.
+
+    Attributes:
+      rows: ids that a text may use, all where it is None; the embedding has no rows for those beyond.
+    """
+
+    __slots__ = ("_backend", "_name", "_size", "rows")
+
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
+        self._backend = backend
+        self._name = name
+        self._size: int | None = None
+        self.rows: int | None = None
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Reads a tokenizer.json; its rules for padding and truncation are switched off.
+
+        Raises:
+          FileNotFoundError: when there is no such file.
+          ValueError: when the library cannot read the file.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"no tokenizer at {path}: expected a tokenizer.json file")
+        backend = _asked(
+            lambda: tokenizers.Tokenizer.from_str(text_of(path)),
+            f"{path} is not a tokenizer.json that can be read",
+        )
+        backend.no_padding()
+        backend.no_truncation()
+        return cls(backend, str(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the tokenizer.json that `from_file` reads."""
+        Path(path).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id, special tokens included."""
+        if self._size is None:
+            self._size = 1 + max(
+                self._backend.get_vocab(with_added_tokens=True).values(), default=-1
+            )
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return self._encoding(text).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts, faster than one by one."""
+        rows = self._ask(
+            lambda: self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        )
+        return [self._known(row).ids for row in rows]
+
+    def encode_with_offsets(
+        self, text: str, before: str = ""
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text, as of `encode_after`, and the characters [start, end) of it that each stands for."""
+        for start in (before, *OPENINGS, ""):
+            own, both = self.encode(start), self._encoding(start + text)
+            if both.ids[: len(own)] == own:
+                break
+        given = len(start)
+        places = [
+            (max(low - given, 0), max(high - given, 0)) for low, high in both.offsets[len(own) :]
+        ]
+        return both.ids[len(own) :], places
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        return self._known(self._ask(lambda: self._backend.encode(text, add_special_tokens=False)))
+
+    def _known(self, found: tokenizers.Encoding) -> tokenizers.Encoding:
+        """Ids for which a model has rows. Raises ValueError for others."""
+        last = max(found.ids, default=0)
+        if self.rows is not None and last >= self.rows:
+            raise ValueError(
+                f"a text holds {self.token_text(last)!r}, a token for which the model has no row"
+            )
+        return found
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """Token ids of a text that follows another one, whose ids stay those that it has alone.
+
+        Some tokenizers put a blank before a text; there is none before what follows. An empty `before` makes the
+        text a beginning.
+        """
+        return self.encode_with_offsets(text, before)[0]
+
+    def begun(self, ids: Sequence[int], bos: int | None) -> list[int]:
+        """Ids of a text after one begin-of-text token, None for none: a text may have brought it, written out."""
+        brought = [*ids[:1]] == [bos] and self.is_special(ids[0])
+        return [*ids] if brought or bos is None else [bos, *ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Text of token ids; ids beyond the vocabulary (rows that only pad an embedding) have no text.
+
+        Bytes that form no character appear as U+FFFD.
+        """
+        return self._ask(
+            lambda: self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        )
+
+    def decode_after(
+        self, before: Sequence[int], ids: Sequence[int], *, skip_special: bool = False
+    ) -> str:
+        """Text that ids add to the text of those before them.
+
+        The texts of both joined are the text of all ids. Where `before` ends inside a character that the ids
+        complete, that character belongs to them.
+        """
+        before = [int(i) for i in before]
+        before = before[self._last_whole(before, skip_special) :]
+        former = self.decode(before, skip_special=skip_special)
+        return _added(former, self.decode([*before, *ids], skip_special=skip_special))
+
+    def _last_whole(self, ids: Sequence[int], skip_special: bool) -> int:
+        """Place of the last id before which nothing has to be known to decode what follows it; 0 for none."""
+        for place in range(len(ids) - 1, 0, -1):
+            text = self.decode(ids[place : place + 1], skip_special=skip_special)
+            if text and BROKEN not in text and not self._is_byte(ids[place]):
+                return place
+        return 0
+
+    def _is_byte(self, token: int) -> bool:
+        return ONE_BYTE.fullmatch(self.token_text(token) or "") is not None
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is left out of a text that is decoded without special tokens."""
+        return bool(self.decode([token])) and not self.decode([token], skip_special=True)
+
+    def stands_alone(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary whole, as special ones are, and is no blank."""
+        added = self._ask(self._backend.get_added_tokens_decoder).get(token)
+        return bool(added and added.content.strip())
+
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""
+        return self._ask(lambda: self._backend.id_to_token(token))
+
+    def id_of(self, token: str) -> int | None:
+        """Id of a token as the vocabulary writes it, or None where it has none of that text."""
+        return self._ask(lambda: self._backend.token_to_id(token))
+
+    def framing(self) -> tuple[list[int], list[int]]:
+        """Ids that the file's own rule would put before and after a text; no method here does."""
+        few = range(min(self.vocab_size, FEW))
+        text = next(
+            (text for token in few if self.encode(text := self.decode([token], skip_special=True))),
+            "",
+        )
+        framed = self._ask(lambda: self._backend.encode(text, add_special_tokens=True))
+        inside = [i for i, special in enumerate(framed.special_tokens_mask) if not special]
+        return (
+            (framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]) if inside else (framed.ids, [])
+        )
+
+    def _ask(self, question: Callable[[], Found]) -> Found:
+        """An answer of the backend. Raises ValueError where it has none."""
+        return _asked(question, f"{self._name} fails")
+
+    def digest(self) -> str:
+        """SHA-256 of the file, in hexadecimal digits."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    def same_as(self, other: "Tokenizer") -> bool:
+        """Whether both give every text the same ids: whether they are the same file."""
+        return self._backend.to_str() == other._backend.to_str()
+
+
+def _asked(question: Callable[[], Found], failure: str) -> Found:
+    """An answer of the library, the only way to it: whatever it raises is one sentence that begins with `failure`."""
+    try:
+        return question()
+    except TypeError as error:
+        raise ValueError(
+            f"{failure}: this is no text in Unicode ({one_sentence(error)})"
+        ) from error
+    except (
+        BaseException
+    ) as error:  # the library raises nothing narrower, and a panic of Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{failure}: {one_sentence(error)}") from error
+
+
+def _added(before: str, text: str) -> str:
+    """What a text has after another one, of which broken characters at the end may have become whole."""
+    start = len(before.rstrip(BROKEN))
+    while start < len(before) and text[start : start + 1] == BROKEN:
+        start += 1
+    return text[start:]
+
+
+def from_pieces(
+    ids: Mapping[str, int], scores: Mapping[str, float], unknown: str, blank: bool
+) -> tokenizers.Tokenizer:
+    """The library's form of a BPE of SentencePiece, in which bytes stand for what is no piece.
+
+    Args:
+      ids: id of every piece, those of bytes and special ones among them.
+      scores: of the pieces that are merged of two others, the best first.
+      unknown: the piece of what has no bytes.
+      blank: whether a blank is put before a text.
+
+    Raises:
+      ValueError: a piece that is longer than `LONGEST_PIECE`, or all together than `ALL_PIECES`.
+    """
+    for of, count, most in (
+        ("a piece", max, LONGEST_PIECE),
+        ("the list of pieces", sum, ALL_PIECES),
+    ):
+        if (size := count([0, *map(len, scores)])) > most:
+            raise ValueError(f"{of} of {size} characters is longer than {most}")
+    cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
+    pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
+    pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))
+    model = models.BPE(dict(ids), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend, first = tokenizers.Tokenizer(model), [normalizers.Prepend("▁")] * blank
+    backend.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    last = [decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * blank]
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])
+    return backend
+
+
+class StreamDecoder:
+    """Turns ids that arrive a few at a time into text that never has to be taken back.
+
+    A token may end inside a character, and a byte that a tokenizer falls back to may be spoilt by the next one.
+    `push` keeps such a tail until later ids settle it, so the pieces joined are what `decode` gives for all ids.
+
+    Args:
+      tokenizer: the tokenizer.
+      skip_special: whether special tokens have no text.
+      before: ids of the text that the stream follows, which is not given out; pieces are then those of
+        `Tokenizer.decode_after`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = False, before: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._ids = [int(i) for i in before]
+        self._settle()
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes ids in and returns the text that they settle, possibly empty."""
+        self._ids = [*self._ids, *map(int, ids)]
+        text = self._decode(self._ids)
+        if text.endswith(BROKEN) or self._ends_in_bytes():
+            return ""
+        piece = _added(self._shown, text)
+        self._settle()
+        return piece
+
+    def kept(self) -> str:
+        """Text of what was taken in and not yet returned, as if nothing came after it."""
+        return _added(self._shown, self._decode(self._ids))
+
+    def _settle(self) -> None:
+        """Counts all ids as shown, and forgets those that nothing later depends on."""
+        self._ids = self._ids[self._tokenizer._last_whole(self._ids, self._skip_special) :]
+        self._shown = self._decode(self._ids)
+
+    def _ends_in_bytes(self) -> bool:
+        """Whether the last id that has a text is one byte."""
+        for token in reversed(self._ids):
+            if self._tokenizer._is_byte(token):
+                return True
+            if self._decode([token]):
+                return False
+        return False
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip_special)

@@ -1,0 +1,35 @@
+"""`paradec train masked` on a tiny denoiser of random weights."""
+
+import jax
+import numpy as np
+from commands import ran, refused
+
+import paradec_jax as pd
+from paradec_jax.data.text import WindowMaker
+from paradec_jax.losses.masked_diffusion import MDLM, noise
+
+
+def test_a_denoiser_learns_from_windows(source, tmp_path):
+    last = ran(source, tmp_path, "--lora", 2, "--name", "cosine", objective="masked")
+    assert last["after"]["nats a token"] < last["before"]["nats a token"]
+    model = pd.load(tmp_path / "model")
+    assert len(pd.generate(model, ["x 1 "], pd.Masked(), max_new_tokens=8).text) == 1
+
+
+def test_what_does_not_count_is_never_hidden():
+    counted = np.arange(40) % 5 > 1
+    make = WindowMaker(np.arange(40, dtype=np.int32), seed=0, rows=8, length=12, counted=counted)
+    batch = make(3)
+    np.testing.assert_array_equal(batch["weights"], counted[batch["tokens"]])
+    noised, hidden, _ = noise(batch, MDLM, 99, *jax.random.split(jax.random.key(0)))
+    np.testing.assert_array_equal(hidden, noised == 99)
+    assert hidden.any() and not hidden[~batch["labelled"]].any() and make.batches == 1
+
+
+def test_refusals(source, tmp_path, capsys):
+    options = {"--packed": "packed is no option of masked", "--floor=2": "floor must be in (0, 1)"}
+    for option, reason in options.items():
+        assert (
+            refused(source, tmp_path, option, objective="masked")
+            and reason in capsys.readouterr().err
+        )
