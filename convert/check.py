@@ -15,13 +15,15 @@ from .engine import ConvertError
 
 
 def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:
-    """Largest absolute difference of each recorded array of logits from the model's own, in exact float32.
+    """Largest absolute difference of each recorded array of logits from the model's own, in exact
+    float32.
 
     Args:
       model: in float32.
-      recorded: `input_ids` [B, T] and, of a model without recurrences, `logits` [B, T, V]; of a recurrent model
-        `logits_r<n>` [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`, and perhaps
-        `init_state` [B, T, D] (zeros if absent). Other arrays are passed over.
+      recorded: `input_ids` [B, T] and, of a model without recurrences, `logits` [B, T, V]; of a
+        recurrent model `logits_r<n>` [B, T, V] for any numbers n of recurrences, or `logits` with
+        `num_steps`, and perhaps `init_state` [B, T, D] (zeros if absent). Other arrays are passed
+        over.
 
     Raises:
       ConvertError: when an array is missing or has a shape that the model cannot give.
@@ -84,7 +86,9 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 def _wanted(
     recorded: Mapping[str, np.ndarray], recurrent: bool
 ) -> list[tuple[str, np.ndarray, int]]:
-    """Names, arrays and recurrences (1 where a model has none) of the recorded logits, fewest recurrences first."""
+    """Names, arrays and recurrences (1 where a model has none) of the recorded logits, fewest
+    recurrences first.
+    """
     numbered = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded if recurrent}
     wanted = [(name, recorded[name], int(match[1])) for name, match in numbered.items() if match]
     if not wanted and "logits" in recorded:

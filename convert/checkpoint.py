@@ -1,4 +1,6 @@
-"""A checkpoint in memory: a Hugging Face folder, a GGUF file, or a denoiser's checkpoint of Lightning."""
+"""A checkpoint in memory: a Hugging Face folder, a GGUF file, or a denoiser's checkpoint of
+Lightning.
+"""
 
 import contextlib
 import dataclasses
@@ -37,7 +39,8 @@ def opened(
     *,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
-    """The whole model, its parameters read when they are asked for, tokenizer and chat template included.
+    """The whole model, its parameters read when they are asked for, tokenizer and chat template
+    included.
 
     Args:
       path: folder with config.json and weights, or a file that ends in .gguf or .ckpt.
@@ -45,7 +48,8 @@ def opened(
       tokenizer: a tokenizer.json in the place of the checkpoint's own.
       weights: of a .ckpt, "raw" (the default) or "ema".
       of_blocks: of block diffusion, `kind`, `block`, `mask` and `alignment` of `sdar.read`.
-      allow_nonfinite: whether parameters may be NaN or infinite; a StoreError otherwise, when they are read.
+      allow_nonfinite: whether parameters may be NaN or infinite; a StoreError otherwise, when they
+        are read.
 
     Raises:
       ConvertError: when the checkpoint is not that of one complete, supported model.

@@ -40,18 +40,23 @@ def import_model(
     """Converts a released checkpoint to a model folder, whole or not at all.
 
     Args:
-      src: Hugging Face folder with safetensors, or else pytorch_model.bin; its name on the Hub, org/name[@revision];
-        a .gguf file; or a denoiser's .ckpt of Lightning. No pickle is run.
+      src: Hugging Face folder with safetensors, or else pytorch_model.bin; its name on the Hub,
+        org/name[@revision]; a .gguf file; or a denoiser's .ckpt of Lightning. No pickle is run.
       dst: model folder to write.
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
-      dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
-        has float16 or several types.
-      weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
-      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not supported.
-      block: of block diffusion, tokens of a block; by default those of config.json, or else 4 (SDAR) or 32.
-      mask: of block diffusion, id of the mask; by default that of config.json, or else of the release.
-      alignment: of block diffusion, the token that logits are about: "own" for that of their position (as of SDAR),
-        "next" for the one after it (as of Fast-dLLM v2); by default that of the model type.
+      dtype: type of the stored parameters; by default as in the file, and float32, which loses
+        nothing, where that has float16 or several types.
+      weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their
+        moving averages.
+      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not
+        supported.
+      block: of block diffusion, tokens of a block; by default those of config.json, or else 4
+        (SDAR) or 32.
+      mask: of block diffusion, id of the mask; by default that of config.json, or else of the
+        release.
+      alignment: of block diffusion, the token that logits are about: "own" for that of their
+        position (as of SDAR), "next" for the one after it (as of Fast-dLLM v2); by default that of
+        the model type.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
@@ -96,11 +101,11 @@ def check_model(
 
     Args:
       src: model folder, the name of a bundled model, or what `import` takes.
-      logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is ruled out; of block
-        diffusion those of one call on the whole text); of a recurrent model perhaps init_state, and logits_r<n> or
-        logits and num_steps.
-      torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its own model code
-        where transformers does not know the model.
+      logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is
+        ruled out; of block diffusion those of one call on the whole text); of a recurrent model
+        perhaps init_state, and logits_r<n> or logits and num_steps.
+      torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its
+        own model code where transformers does not know the model.
       tolerance: largest absolute difference allowed.
       allow_nonfinite: take weights that are NaN or infinite.
     """

@@ -19,8 +19,9 @@ from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.store.model import PARAM_DTYPES
 
-# Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
-# causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
+# Buffers that some programs save beside the weights and compute anew: tables of rotary positions,
+# ids of positions, causal masks. A mask has the name that a bias may have too, but is of shape [1,
+# 1, T, T].
 ATTENTION = r"(attn|attention|self_attn)"
 BUFFER = re.compile(
     rf"(.*\.)?((rot\w*|rope)\.((original_)?inv_freq|cos_cached|sin_cached)|position_ids|{ATTENTION}\.masked_bias)"
@@ -39,15 +40,17 @@ class ConvertError(StoreError):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One kind of parameter on both sides. A tensor that feeds several parameters has a row for each, in their order.
+    """One kind of parameter on both sides. A tensor that feeds several parameters has a row for
+    each, in their order.
 
     Attributes:
       path: place in the parameter tree, segments joined by "/"; `{i}` stands for the layer.
       name: name in the checkpoint; `{i}` stands for the layer.
-      pattern: einops pattern from the checkpoint's layout (of the row's own part) to ours; read backwards for export.
+      pattern: einops pattern from the checkpoint's layout (of the row's own part) to ours; read
+        backwards for export.
       layers: how many layers there are, or None for a tensor that exists once.
-      parts: where a tensor feeds several parameters, what follows each other along its first axis, as products of
-        axes ("h c").
+      parts: where a tensor feeds several parameters, what follows each other along its first axis,
+        as products of axes ("h c").
       part: which of them this row is.
     """
 
@@ -99,12 +102,16 @@ def _product(group: str, axes: Mapping[str, int]) -> int:
 
 
 def fused(paths: Sequence[str], name: str, pattern: str, part: str) -> list[Row]:
-    """The rows of a tensor that feeds several parameters of one size, `part` along its first axis each."""
+    """The rows of a tensor that feeds several parameters of one size, `part` along its first axis
+    each.
+    """
     return [Row(path, name, pattern, None, (part,) * len(paths), i) for i, path in enumerate(paths)]
 
 
 def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row]:
-    """The rows of layers, from those of one of them; `path` and `name` are what a layer's parameters begin with."""
+    """The rows of layers, from those of one of them; `path` and `name` are what a layer's
+    parameters begin with.
+    """
 
     def placed(row: Row) -> Row:
         whole = f"{path}_{{i}}/{row.path}", f"{name}.{{i}}.{row.name}"
@@ -153,7 +160,9 @@ def note(sentence: str) -> None:
 
 
 def parted(source: Source, prefix: str) -> tuple[Source, Source]:
-    """The tensors whose names do not begin with the prefix, and the others under the rest of their names."""
+    """The tensors whose names do not begin with the prefix, and the others under the rest of their
+    names.
+    """
     others = {name: tensor for name, tensor in source.tensors.items() if name.startswith(prefix)}
     own = {name: tensor for name, tensor in source.tensors.items() if name not in others}
     rest = {name.removeprefix(prefix): tensor for name, tensor in others.items()}
@@ -178,7 +187,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_table(
     source: Source, table: Table, dtype: str | None, optional: Shapes
 ) -> tuple[dict[str, Any], str]:
-    """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and their type.
+    """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and
+    their type.
 
     Args:
       source, table: the checkpoint, and the table of its model.
@@ -186,7 +196,8 @@ def read_table(
       optional: names and shapes of tensors that may be there besides those of the table.
 
     Raises:
-      ConvertError: naming the first tensor that is missing, unknown, misshapen or not floating point.
+      ConvertError: naming the first tensor that is missing, unknown, misshapen or not floating
+        point.
     """
     axes, rows = table
     deepest = max(row.layers or 0 for row in rows)
@@ -211,7 +222,9 @@ def read_table(
 
 
 def check_tensors(source: Source, shapes: Shapes, optional: Shapes) -> None:
-    """Refuses, as `read_table`, names, shapes and types that no config asks for; saved buffers are passed over."""
+    """Refuses, as `read_table`, names, shapes and types that no config asks for; saved buffers are
+    passed over.
+    """
     for name in sorted(shapes.keys() - source.tensors.keys()):
         raise source.missing(name)
     for name, tensor in sorted(source.tensors.items()):
@@ -236,7 +249,9 @@ def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
-    """Refuses a stored output matrix that differs from the embedding, which config.json puts in its place."""
+    """Refuses a stored output matrix that differs from the embedding, which config.json puts in its
+    place.
+    """
     if head not in source.tensors:
         return
     both = source.tensors[head], source.tensors[embedding]
@@ -251,7 +266,8 @@ def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
 
 
 def common_dtype(source: Source, names: Sequence[str]) -> str:
-    """The type of parameters that loses nothing: that of all named tensors where it is one of ours, else float32.
+    """The type of parameters that loses nothing: that of all named tensors where it is one of ours,
+    else float32.
 
     Raises:
       ConvertError: when a tensor is float64, of which every type of ours loses digits.
@@ -266,7 +282,9 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
 
 
 def export_tree(params: Mapping[str, Any], table: Table) -> dict[str, Lazy]:
-    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are asked for."""
+    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are asked
+    for.
+    """
     axes, rows = table
     leaves, shapes = flatten_dict(params, sep="/"), table_shapes(table)
     parts: dict[str, list[tuple[Row, str]]] = {}

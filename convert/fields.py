@@ -1,4 +1,6 @@
-"""Reads and writes config.json: fields and their types, those that admit one value, types of numbers, token ids."""
+"""Reads and writes config.json: fields and their types, those that admit one value, types of
+numbers, token ids.
+"""
 
 import dataclasses
 import json
@@ -12,7 +14,8 @@ from paradec_jax.store.model import PARAM_DTYPES
 
 from .engine import ConvertError, Json
 
-# Our field: official names (aliases after the first must agree with it), type, default (None: required).
+# Our field: official names (aliases after the first must agree with it), type, default (None:
+# required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
 Config = TypeVar("Config")
 
@@ -22,7 +25,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a
 
 
 def matches(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but bool."""
+    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but
+    bool.
+    """
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
@@ -60,7 +65,9 @@ def built(config: Callable[..., Config], ours: Json) -> Config:
 
 
 def check_fixed(fields: Json, fixed: Json) -> None:
-    """Refuses other values of a field that admits one: because only that is implemented, or others ask for it."""
+    """Refuses other values of a field that admits one: because only that is implemented, or others
+    ask for it.
+    """
     for name, value in fixed.items():
         if fields.get(name) is not None and fields[name] != value:
             raise ConvertError(
@@ -85,7 +92,8 @@ def check_plain(fields: Json) -> None:
 
 
 def typed(config: Config, fields: Json, param_dtype: str) -> Config:
-    """A config with its two types: that of its parameters, in which the network computes unless a field says another.
+    """A config with its two types: that of its parameters, in which the network computes unless a
+    field says another.
 
     Raises:
       ConvertError: when the field names no floating type.
@@ -104,7 +112,8 @@ def typed(config: Config, fields: Json, param_dtype: str) -> Config:
 
 
 def token_ids(fields: Json, name: str, vocab_size: int, file: str = "config.json") -> list[int]:
-    """Token ids of a field that holds one, a list of them, or nothing, which some files write as -1.
+    """Token ids of a field that holds one, a list of them, or nothing, which some files write as
+    -1.
 
     Raises:
       ConvertError: when it holds anything else, or ids beyond the vocabulary.

@@ -1,6 +1,8 @@
-"""GGUF files of causal transformers: metadata as fields of a config.json, names and layouts, tokenizer.
+"""GGUF files of causal transformers: metadata as fields of a config.json, names and layouts,
+tokenizer.
 
-The package `gguf` reads a file, knows its names, and expands its tensors, rounded ones among them, to float32.
+The package `gguf` reads a file, knows its names, and expands its tensors, rounded ones among them,
+to float32.
 """
 
 import dataclasses
@@ -71,7 +73,9 @@ NAMES = {
 
 
 def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
-    """A file as a model with its template, and with its tokenizer where `words`; the rest as of `qwen2.read`."""
+    """A file as a model with its template, and with its tokenizer where `words`; the rest as of
+    `qwen2.read`.
+    """
     try:
         with np.errstate(all="ignore"):  # numbers that become infinite are refused elsewhere
             return _read(path, dtype, words)
@@ -163,7 +167,9 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
 
 
 def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError where none does."""
+    """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError
+    where none does.
+    """
     kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
     if kind not in qwen2.MODEL_TYPES:
         raise ConvertError(
@@ -199,7 +205,9 @@ def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
-    """The rope_scaling whose factors of wavelengths the file holds, [C/2]; all releases of Llama 3 share the rest."""
+    """The rope_scaling whose factors of wavelengths the file holds, [C/2]; all releases of Llama 3
+    share the rest.
+    """
     factor, low, high, length = float(factors.max()), 1.0, 4.0, 8192
     turns = length / (2 * np.pi) * base ** -(np.arange(factors.size) / factors.size)
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -262,7 +270,9 @@ def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
 
 
 def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
-    """Special tokens, all that end a text, a turn or a message among them, and texts by their names in templates."""
+    """Special tokens, all that end a text, a turn or a message among them, and texts by their names
+    in templates.
+    """
     texts, model, pre = (
         values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre")
     )

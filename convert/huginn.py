@@ -1,4 +1,6 @@
-"""Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both sides."""
+"""Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both
+sides.
+"""
 
 import math
 from pathlib import Path
@@ -61,8 +63,8 @@ INFORMATIVE: dict[str, Any] = {
     "test_time_noise_type": "fixed",
 }
 
-# Special tokens of the release's vocabulary. The original generation code stops at all three of STOP whatever
-# its configuration says.
+# Special tokens of the release's vocabulary. The original generation code stops at all three of
+# STOP whatever its configuration says.
 RELEASE_VOCAB, BOS, STOP, PAD = 65_536, 65_504, (65_504, 65_505, 65_508), 65_509
 
 
@@ -87,7 +89,9 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
+    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model
+    code.
+    """
     config = cast(RecurrentDepthConfig, model.config)
     write_weights(folder, {**export_tree(model.params, table(config)), ROPE: rope_table(config)})
     write_config(folder, format_config(config), model.token_spec)
@@ -125,7 +129,9 @@ def table(config: RecurrentDepthConfig) -> Table:
 
 
 def parse_config(fields: Json) -> RecurrentDepthConfig:
-    """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
+    """Our config, without the two types, from the official fields; errors as of
+    `qwen2.parse_config`.
+    """
     ours = parse_fields(fields, FIELDS)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
     config = built(RecurrentDepthConfig, ours)
@@ -163,7 +169,8 @@ def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
 
 
 def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
-    """Special tokens: those of config.json, joined to the release's where the vocabulary is the release's.
+    """Special tokens: those of config.json, joined to the release's where the vocabulary is the
+    release's.
 
     Ids beyond the vocabulary are dropped: small models of the original code inherit the release's.
 

@@ -1,7 +1,8 @@
 """Denoisers of masked text, MDLM and SDTT: names, layouts and config fields on both sides.
 
-The released files agree in the network and differ in what is around it: MDLM's folders have a flat config.json
-(model type `mdlm`), SDTT's the nested config of its training, which checkpoints of Lightning hold as well.
+The released files agree in the network and differ in what is around it: MDLM's folders have a flat
+config.json (model type `mdlm`), SDTT's the nested config of its training, which checkpoints of
+Lightning hold as well.
 """
 
 import contextlib
@@ -50,8 +51,9 @@ FIELDS: Fields = {
 NESTED = {"model_length": "length", "hidden_dim": "hidden_size"}
 FIXED: dict[str, Any] = {"time_conditioning": False}
 
-# Special tokens by the size of the vocabulary, where config.json names none: GPT-2's with the mask added, whose rows
-# begin and end with its one special token, BERT's, and the letters of text8. Else the mask is the last id.
+# Special tokens by the size of the vocabulary, where config.json names none: GPT-2's with the mask
+# added, whose rows begin and end with its one special token, BERT's, and the letters of text8. Else
+# the mask is the last id.
 TOKENS = {
     50_258: TokenSpec(bos=50_256, stop=(50_256,), pad=50_256, mask=50_257, alignment="own"),
     30_522: TokenSpec(bos=101, stop=(102,), pad=0, mask=103, alignment="own"),
@@ -63,7 +65,8 @@ TOKENS = {
 def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) -> Iterator[Model]:
     """The model of a checkpoint of Lightning, which is not unpickled.
 
-    The model's sizes are those of a config.json beside the file, or else of the settings that the file holds.
+    The model's sizes are those of a config.json beside the file, or else of the settings that the
+    file holds.
 
     Args:
       path: the file.
@@ -71,7 +74,8 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
       dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
-      ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
+      ConvertError: when the file is damaged, has no such weights, or is not of a complete,
+        supported model.
     """
     with torch_files.Archive(path) as archive:
         fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(
@@ -106,7 +110,9 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
+    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model
+    code.
+    """
     config = cast(MaskedDiffusionConfig, model.config)
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
@@ -166,7 +172,9 @@ def table(config: MaskedDiffusionConfig) -> Table:
 
 
 def parameter_order(config: MaskedDiffusionConfig) -> list[str]:
-    """Names of all parameters in the order in which the original program registers them, block after block."""
+    """Names of all parameters in the order in which the original program registers them, block
+    after block.
+    """
     names = list(table_shapes(table(config)))
     first = next(i for i, name in enumerate(names) if name.startswith("blocks."))
     last = next(i for i, name in enumerate(names) if name.startswith("output_layer."))
@@ -196,7 +204,9 @@ def flat(fields: Json) -> dict[str, Any]:
 
 
 def parse_config(fields: Json) -> MaskedDiffusionConfig:
-    """Our config, without the two types, from the official fields; errors as of `qwen2.parse_config`."""
+    """Our config, without the two types, from the official fields; errors as of
+    `qwen2.parse_config`.
+    """
     check_fixed(fields, FIXED)
     return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
 

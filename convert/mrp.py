@@ -1,4 +1,6 @@
-"""Residual heads (MRP) beside a backbone of type `sdar`: names, layouts and config fields on both sides."""
+"""Residual heads (MRP) beside a backbone of type `sdar`: names, layouts and config fields on both
+sides.
+"""
 
 import dataclasses
 import functools
@@ -32,7 +34,8 @@ FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 def read(
     tensors: Source, fields: Json, backbone: BlockDiffusionConfig, dtype: str | None = None
 ) -> ResidualHead | None:
-    """The head of a backbone, its parameters read when they are asked for; None where config and folder have none.
+    """The head of a backbone, its parameters read when they are asked for; None where config and
+    folder have none.
 
     Args:
       tensors: by their names without the prefix.

@@ -1,8 +1,10 @@
-"""Adapters in folders of PEFT: adapter_config.json, and adapter_model.safetensors with two tensors a module.
+"""Adapters in folders of PEFT: adapter_config.json, and adapter_model.safetensors with two tensors
+a module.
 
-`base_model.model.MODULE.lora_A.weight` is [r, in] and `.lora_B.weight` [out, r], where MODULE.weight [out, in] is a
-tensor of the model's Hugging Face folder. Where that feeds several parameters, each has all of A and its own rows of
-B; written, the module has their A one below the other, and in B the zeros that keep them apart.
+`base_model.model.MODULE.lora_A.weight` is [r, in] and `.lora_B.weight` [out, r], where
+MODULE.weight [out, in] is a tensor of the model's Hugging Face folder. Where that feeds several
+parameters, each has all of A and its own rows of B; written, the module has their A one below the
+other, and in B the zeros that keep them apart.
 """
 
 import dataclasses
@@ -39,7 +41,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
         "eva",
     ),  # others begin with a change of W
 }
-# Fields that are read, and those that say nothing of a merged weight; any other must be empty or false.
+# Fields that are read, and those that say nothing of a merged weight; any other must be empty or
+# false.
 KNOWN = "r lora_alpha rank_pattern alpha_pattern lora_dropout inference_mode task_type revision "
 KNOWN += "base_model_name_or_path peft_version auto_mapping target_modules exclude_modules "
 KNOWN += "layers_to_transform layers_pattern megatron_core qalora_group_size eva_config"
@@ -123,7 +126,8 @@ def write(
     base: str,
     run: str | None = None,
 ) -> None:
-    """Writes an adapter of `lora.init_lora`, in the place of one that was so written, whole or not at all.
+    """Writes an adapter of `lora.init_lora`, in the place of one that was so written, whole or not
+    at all.
 
     Args:
       folder, config: path of the folder; shape of the model.
@@ -168,7 +172,9 @@ def write(
 
 
 def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:
-    """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a part of it."""
+    """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a
+    part of it.
+    """
     axes, rows = BY_FAMILY[config.family].table(config)
     modules: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
@@ -181,7 +187,9 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
 
 
 def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
-    """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here none is run."""
+    """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here
+    none is run.
+    """
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(
         re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given
@@ -196,7 +204,9 @@ def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
 
 
 def _rank_and_scale(fields: Json, ranks: Any, scales: Any, module: str) -> tuple[int, float]:
-    """r and s of a module, by the first pattern that its name ends with or by the fields of the whole adapter."""
+    """r and s of a module, by the first pattern that its name ends with or by the fields of the
+    whole adapter.
+    """
     found: list[Any] = []
     for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):
         value: Any = next((n for end, n in ends if f"^.{module}".endswith(end)), fields.get(name))

@@ -1,7 +1,8 @@
-"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides.
+"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on
+both sides.
 
-`sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they mean in
-transformers 5; those of version 4 are written, which both read.
+`sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they
+mean in transformers 5; those of version 4 are written, which both read.
 """
 
 import dataclasses
@@ -108,7 +109,8 @@ ROPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"}
 def read(
     source: Source, fields: Json, dtype: str | None = None, words: Path | None = None
 ) -> Model:
-    """The model of a Hugging Face folder, without a tokenizer; its parameters are read when they are asked for.
+    """The model of a Hugging Face folder, without a tokenizer; its parameters are read when they
+    are asked for.
 
     Args:
       source: the folder's tensors by their plain names.
@@ -148,7 +150,9 @@ def read_params(
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
+    """Writes the weights and the JSON files of a Hugging Face folder, without those of the
+    tokenizer.
+    """
     if model.token_spec.alignment != "next":
         raise ConvertError(
             f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}"
@@ -159,7 +163,9 @@ def write(folder: Path, model: Model) -> None:
 def write_layout(
     folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]
 ) -> None:
-    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
+    """Writes a model in the layout of that type, with `more` fields in its config.json and
+    `further` tensors.
+    """
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
     zero = np.zeros(config.width, config.param_dtype)
@@ -228,7 +234,9 @@ def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
 
 
 def _out_biases(config: TransformerConfig, kind: str) -> list[str]:
-    """Biases that all but Qwen2 have beside those of queries, keys and values; where all are 0 a model has none."""
+    """Biases that all but Qwen2 have beside those of queries, keys and values; where all are 0 a
+    model has none.
+    """
     if kind == "qwen2" or not config.qkv_bias:
         return []
     return [OUT_BIAS.replace("{i}", str(i)) for i in range(config.layers)]
@@ -241,7 +249,9 @@ def model_type(config: CausalConfig) -> str:
 
 
 def check_layout(config: TransformerConfig, kind: str) -> None:
-    """Refuses a model that has what no config.json of that type can say, with a ConvertError that names it."""
+    """Refuses a model that has what no config.json of that type can say, with a ConvertError that
+    names it.
+    """
     wrong = {
         "mlp_bias": config.mlp_bias and kind != "llama",
         "out_bias without qkv_bias": config.out_bias and not config.qkv_bias,
@@ -260,7 +270,8 @@ def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTra
       more: its fields beyond those of `TransformerConfig`.
 
     Raises:
-      ConvertError: naming the field that is missing, of a wrong type, contradictory or not supported.
+      ConvertError: naming the field that is missing, of a wrong type, contradictory or not
+        supported.
     """
     kind = fields["model_type"]
     check_fixed(fields, FIXED)
@@ -286,7 +297,9 @@ def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTra
 
 
 def _sliding(fields: Json, layers: int) -> dict[str, Any]:
-    """Our fields of the sliding windows that layers have, none where no layer has one. Raises ConvertError."""
+    """Our fields of the sliding windows that layers have, none where no layer has one. Raises
+    ConvertError.
+    """
     given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
     layers = min(layers, MOST_TYPES)  # more are refused where they have no tensors
     on = given["on"] and fields.get("sliding_window", ...) is not None
@@ -311,7 +324,9 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
 
 
 def _rope(fields: Json) -> dict[str, Any]:
-    """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for several things."""
+    """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for
+    several things.
+    """
     found = [
         fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None
     ]
@@ -327,7 +342,9 @@ def _rope(fields: Json) -> dict[str, Any]:
 
 
 def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
-    """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming the field."""
+    """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming
+    the field.
+    """
     check_fixed(rope, {"partial_rotary_factor": FIXED["partial_rotary_factor"]})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":  # which reads no other key
@@ -386,17 +403,20 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
 def parse_tokens(
     folder: Path, fields: Json, vocab_size: int, words: Path | None = None
 ) -> TokenSpec:
-    """Special tokens: those of generation_config.json, then those of config.json; all that end a text are kept.
+    """Special tokens: those of generation_config.json, then those of config.json; all that end a
+    text are kept.
 
-    Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if the
-    tokenizer puts it before a text. Padding is the first token that ends a text where nothing else is said.
+    Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if
+    the tokenizer puts it before a text. Padding is the first token that ends a text where nothing
+    else is said.
 
     Args:
       folder, vocab_size: the folder, and V.
       fields, words: as of `read`.
 
     Raises:
-      ConvertError: naming the field that holds no token id of the vocabulary, or files that contradict each other.
+      ConvertError: naming the field that holds no token id of the vocabulary, or files that
+        contradict each other.
     """
     of_generation = "generation_config.json"
     files = {of_generation: json_if_there(folder / of_generation), "config.json": fields}

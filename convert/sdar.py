@@ -1,7 +1,7 @@
 """Block diffusion in layouts of Qwen: SDAR, a2d-qwen3 and Fast-dLLM v2, told apart by `model_type`.
 
-The published config.json of SDAR and of a2d-qwen3 names neither block length nor mask, so the caller may. A folder of
-SDAR may hold a residual head beside its backbone.
+The published config.json of SDAR and of a2d-qwen3 names neither block length nor mask, so the
+caller may. A folder of SDAR may hold a residual head beside its backbone.
 """
 
 import dataclasses
@@ -62,7 +62,9 @@ def read(
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
+    """Writes the weights and the JSON files of a Hugging Face folder, without those of the
+    tokenizer.
+    """
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     kind = SDAR if config.qk_norm else FAST
     layout, of_block, _, _, usual = RELEASES[kind]
@@ -84,7 +86,9 @@ def write(folder: Path, model: Model) -> None:
 
 
 def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:
-    """The shape, but for the two types; errors as of `qwen2.parse_config`, and for an impossible block length."""
+    """The shape, but for the two types; errors as of `qwen2.parse_config`, and for an impossible
+    block length.
+    """
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
@@ -106,7 +110,8 @@ def parse_tokens(
     alignment: str | None,
     words: Path | None = None,
 ) -> TokenSpec:
-    """Special tokens, mask and alignment: of the caller, of the folder's files, or of the model type.
+    """Special tokens, mask and alignment: of the caller, of the folder's files, or of the model
+    type.
 
     Raises:
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.

@@ -1,7 +1,8 @@
 """Records logits of the original PyTorch code, in a process of its own, for `paradec check`.
 
-Only this file touches PyTorch and transformers, and only in the child process. Loading a release of a recurrent
-model runs the Python code that lies in its folder; causal models are run by transformers itself.
+Only this file touches PyTorch and transformers, and only in the child process. Loading a release of
+a recurrent model runs the Python code that lies in its folder; causal models are run by
+transformers itself.
 """
 
 import subprocess
@@ -25,7 +26,8 @@ BATCH, LENGTH = 2, 12
 def record(folder: Path) -> dict[str, np.ndarray]:
     """Recorded arrays of the model in a Hugging Face folder.
 
-    `input_ids` and `logits` of a causal model; `input_ids`, `init_state` and `logits_r<n>` of a recurrent one.
+    `input_ids` and `logits` of a causal model; `input_ids`, `init_state` and `logits_r<n>` of a
+    recurrent one.
 
     Args:
       folder: a causal model, or a release with its own model code (`auto_map` in config.json).

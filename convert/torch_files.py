@@ -1,4 +1,5 @@
-"""Files of PyTorch (its zip format), read without PyTorch and without running what their pickles name.
+"""Files of PyTorch (its zip format), read without PyTorch and without running what their pickles
+name.
 
 ::
 
@@ -6,9 +7,9 @@
     NAME/data/KEY    numbers of a storage, which tensors in the tree refer to by its key
     NAME/byteorder   of these numbers, "little" where it is missing
 
-The tree of a checkpoint of Lightning (`.ckpt`) holds `state_dict`, `hyper_parameters` and `ema`. That of a
-`pytorch_model.bin` is the table of tensors itself. A pickle calls functions by name. `_Unpickler` gives it stand-ins
-for all of them, so nothing is imported or run.
+The tree of a checkpoint of Lightning (`.ckpt`) holds `state_dict`, `hyper_parameters` and `ema`.
+That of a `pytorch_model.bin` is the table of tensors itself. A pickle calls functions by name.
+`_Unpickler` gives it stand-ins for all of them, so nothing is imported or run.
 """
 
 import collections
@@ -46,7 +47,8 @@ STORAGES = {  # by their names in PyTorch
         "Bool": "bool",
     }.items()
 }
-# Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow without bound.
+# Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow
+# without bound.
 MOST_STEPS = 10**6
 NAMES, TUPLES = (
     ["GLOBAL", "STACK_GLOBAL", "INST"],
@@ -218,7 +220,9 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return content
 
     def stored(self, tensor: Tensor) -> Lazy:
-        """A tensor, whose numbers are read when they are asked for; they are of any strides, not to be written to."""
+        """A tensor, whose numbers are read when they are asked for; they are of any strides, not to
+        be written to.
+        """
         dtype = tensor.storage.dtype
 
         def read(index: Any) -> np.ndarray:
@@ -269,7 +273,9 @@ def named_tensors(
 
 
 def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
-    """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are none."""
+    """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are
+    none.
+    """
     table = _part(archive.tree, "state_dict")
     if table is None:
         raise ConvertError(f"{archive.path} has no state_dict: not a checkpoint of Lightning")
@@ -277,7 +283,8 @@ def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
 
 
 def averages(archive: Archive, names: Sequence[str]) -> Source:
-    """The moving averages of the weights: a list without names, which are given in the order of registration.
+    """The moving averages of the weights: a list without names, which are given in the order of
+    registration.
 
     Raises:
       ConvertError: when there is no such list, or it has another length.
@@ -292,7 +299,8 @@ def averages(archive: Archive, names: Sequence[str]) -> Source:
 
 
 def hyper_parameters(archive: Archive) -> dict[str, Any]:
-    """The settings of the training run, or its config where they hold one: values, and dictionaries of values.
+    """The settings of the training run, or its config where they hold one: values, and dictionaries
+    of values.
 
     {} where the checkpoint holds none.
     """
@@ -313,14 +321,18 @@ def _part(node: Any, name: str) -> Any:
 
 
 def _mapping(node: Any) -> dict[str, Any] | None:
-    """A dictionary, or what a DictConfig of OmegaConf, inert here, holds inside; None for anything else."""
+    """A dictionary, or what a DictConfig of OmegaConf, inert here, holds inside; None for anything
+    else.
+    """
     if isinstance(node, Inert) and isinstance(node.state, dict):
         node = node.state.get("_content")
     return {k: v for k, v in node.items() if isinstance(k, str)} if isinstance(node, dict) else None
 
 
 def _value(node: Any) -> Any:
-    """What a node of OmegaConf holds, or a plain value; of anything else, which may be endless, its kind alone."""
+    """What a node of OmegaConf holds, or a plain value; of anything else, which may be endless, its
+    kind alone.
+    """
     inside = node.state if isinstance(node, Inert) and isinstance(node.state, dict) else {}
     found = inside.get("_val", node)
     several = found if isinstance(found, list) else [found]

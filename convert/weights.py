@@ -1,4 +1,6 @@
-"""The weights of a Hugging Face folder: safetensors, or else files of PyTorch, whole or in shards with an index."""
+"""The weights of a Hugging Face folder: safetensors, or else files of PyTorch, whole or in shards
+with an index.
+"""
 
 import contextlib
 import math
@@ -20,7 +22,8 @@ INDEX = f"{SAFETENSORS}.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 Rename = Callable[[str], str]
 
-# What programs put before names of tensors: wrappers around a module, and modules that hold a model and nothing more.
+# What programs put before names of tensors: wrappers around a module, and modules that hold a model
+# and nothing more.
 WRAPPER = re.compile(
     r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
@@ -34,15 +37,18 @@ def plain_name(name: str) -> str:
 
 @contextlib.contextmanager
 def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Iterator[Source]:
-    """The tensors of a folder, read one at a time. What was saved twice counts once, as in transformers.
+    """The tensors of a folder, read one at a time. What was saved twice counts once, as in
+    transformers.
 
     Args:
       folder: path of the folder.
-      rename: a stored name -> the name that it is known by; one line tells the user that names differ.
+      rename: a stored name -> the name that it is known by; one line tells the user that names
+        differ.
       prefix: beginning of names that the layout has and `rename` takes away.
 
     Raises:
-      ConvertError: when there is no file of weights, a file of PyTorch's is damaged, or a name occurs twice.
+      ConvertError: when there is no file of weights, a file of PyTorch's is damaged, or a name
+        occurs twice.
       StoreError: when another file is missing or damaged.
     """
     files = _files(folder)

@@ -1,9 +1,9 @@
 """Tokenizer files of a Hugging Face folder: special tokens by name, and what a text begins with.
 
-Two files may put begin-of-text before a text: the post-processor of tokenizer.json, which transformers obeys, and
-`add_bos_token` of tokenizer_config.json, which it obeys for some classes and versions of tokenizers alone. So an
-import takes either's word, refuses a post-processor that begins texts where `add_bos_token` is false, and an export
-writes both.
+Two files may put begin-of-text before a text: the post-processor of tokenizer.json, which
+transformers obeys, and `add_bos_token` of tokenizer_config.json, which it obeys for some classes
+and versions of tokenizers alone. So an import takes either's word, refuses a post-processor that
+begins texts where `add_bos_token` is false, and an export writes both.
 """
 
 import json
@@ -59,7 +59,9 @@ def read_special(folder: Path) -> dict[str, str]:
 
 
 def check_words(folder: Path, path: Path, words: Tokenizer) -> None:
-    """Refuses a tokenizer, read from `path`, in which an id has another text than tokenizer_config.json gives it."""
+    """Refuses a tokenizer, read from `path`, in which an id has another text than
+    tokenizer_config.json gives it.
+    """
     given = json_if_there(folder / CONFIG).get("added_tokens_decoder")
     for token, value in given.items() if isinstance(given, dict) else ():
         text = value.get("content") if isinstance(value, dict) else value
@@ -77,8 +79,8 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
 
     Args:
       folder: the folder.
-      named: the token of config.json or generation_config.json by the file's name, or nothing; these name one
-        even where no text begins with it.
+      named: the token of config.json or generation_config.json by the file's name, or nothing;
+        these name one even where no text begins with it.
       words: the tokenizer's file; the folder's own where it is None.
 
     Raises:
@@ -167,7 +169,9 @@ def write_words(folder: Path, model: Model) -> None:
 
 
 def _beginning(processor: Any, words: Tokenizer, bos: int | None) -> dict[str, Any] | None:
-    """A post-processor that does what that one does, but begins texts with `bos` and adds nothing else."""
+    """A post-processor that does what that one does, but begins texts with `bos` and adds nothing
+    else.
+    """
     steps = [processor] if processor else []
     if processor and processor["type"] == "Sequence":
         steps = processor["processors"]

@@ -33,9 +33,10 @@ def facts() -> dict[str, Any]:
 def device() -> dict[str, Any]:
     """The processor, its cores and threads, the memory, and the device that JAX computes on.
 
-    `threads` are the logical processors that this process may use, `cores` the physical ones among all that the
-    system tells of, `quota` the processors' worth of time that a container grants, None where it tells of none.
-    `device_memory_bytes` is what JAX may use of an accelerator's own memory; a CPU has none.
+    `threads` are the logical processors that this process may use, `cores` the physical ones among
+    all that the system tells of, `quota` the processors' worth of time that a container grants,
+    None where it tells of none. `device_memory_bytes` is what JAX may use of an accelerator's own
+    memory; a CPU has none.
     """
     first = jax.devices()[0]
     allowed, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
@@ -72,7 +73,9 @@ def versions() -> dict[str, str | None]:
 
 
 def commit(root: Path = ROOT, parts: Sequence[str] = ("paradec_jax",)) -> str | None:
-    """The commit of a git checkout, with "+" where tracked files of its parts differ from it; None elsewhere."""
+    """The commit of a git checkout, with "+" where tracked files of its parts differ from it; None
+    elsewhere.
+    """
     if not (root / ".git").exists():
         return None
     head = _git(root, "rev-parse", "HEAD")
@@ -99,7 +102,9 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def memory(name: str) -> int | None:
-    """Bytes that /proc/meminfo gives under a name, such as "MemTotal"; None where there is no such file."""
+    """Bytes that /proc/meminfo gives under a name, such as "MemTotal"; None where there is no such
+    file.
+    """
     line = re.search(rf"^{name}:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     return int(line[1]) * 1024 if line else None
 

@@ -39,11 +39,13 @@ class TextTable:
     """How a family is compared by the texts that it draws, instead of by answers.
 
     Attributes:
-      settings: rows of each of its models, in the place of `Family.settings`, which then hold defaults alone.
+      settings: rows of each of its models, in the place of `Family.settings`, which then hold
+        defaults alone.
       tempered: further rows of the first model alone.
       rival: how a model of another family, which predicts the next token, draws texts beside them.
       judge: bundled model that judges the texts.
-      rivals: models of another family, drawn where they lie beside the package; a checkout has them.
+      rivals: models of another family, drawn where they lie beside the package; a checkout has
+        them.
     """
 
     settings: tuple[Setting, ...]
@@ -63,7 +65,8 @@ class Family:
       network: class of the network as decoders and losses see it, of a config.
       presets: named shapes.
       settings: rows of the table of `paradec compare`, which suit the bundled models.
-      bundled: models that `paradec compare` puts side by side; the others are paired with the first.
+      bundled: models that `paradec compare` puts side by side; the others are paired with the
+        first.
       texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
@@ -76,7 +79,9 @@ class Family:
     texts: TextTable | None = None
 
     def named(self, name: str | None = None) -> Setting | None:
-        """The decoder of a row's name with its own defaults, None where no row has it; the baseline's by default."""
+        """The decoder of a row's name with its own defaults, None where no row has it; the
+        baseline's by default.
+        """
         for row in self.settings:
             if row.baseline if name is None else row.name == name:
                 return Setting(row.name, type(row.decoder)(**MEANT.get(row.name, {})))
@@ -239,11 +244,13 @@ def family_named(name: str) -> Family:
 def choose(
     family: str, text: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Setting:
-    """The decoder and knobs that a text names as on a command line: its own defaults, changed by options.
+    """The decoder and knobs that a text names as on a command line: its own defaults, changed by
+    options.
 
     Args:
       family: name of the family.
-      text: name and options, such as "jacobi --block 8 --running"; the name of the family's baseline when None.
+      text: name and options, such as "jacobi --block 8 --running"; the name of the family's
+        baseline when None.
       options: further values by field, which count before those of the text.
 
     Raises:
@@ -300,7 +307,9 @@ def parameter_shapes(config: Shape) -> dict[str, Any]:
 
 
 def matrix_axes(config: Shape) -> dict[str, Any]:
-    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an adapter's too."""
+    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an
+    adapter's too.
+    """
     table = {**_class_of(config).table, **axes.ADAPTER}
     return {
         pattern: (tuple(map(of.names.index, of.inputs)), tuple(map(of.names.index, of.outputs)))

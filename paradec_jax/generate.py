@@ -1,4 +1,6 @@
-"""From texts to texts: encodes prompts, runs a decoder on them, and cuts its tokens where the text ends."""
+"""From texts to texts: encodes prompts, runs a decoder on them, and cuts its tokens where the text
+ends.
+"""
 
 import collections
 import dataclasses
@@ -34,18 +36,20 @@ Prompts = Sequence[Any] | Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generation:
-    """What `generate` returns: B = prompts * samples rows, the samples of a prompt one after the other.
+    """What `generate` returns: B = prompts * samples rows, the samples of a prompt one after the
+    other.
 
     `infill` returns it too; text and tokens are then those of the whole row, given ones and all.
 
     Attributes:
-      text: what each row adds to the text of its prompt, without special tokens, cut before a stop string.
-      tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
-        prefix of them whose text contains it.
+      text: what each row adds to the text of its prompt, without special tokens, cut before a stop
+        string.
+      tokens: tokens of each row, its stop token included; where a stop string ended the row, the
+        shortest prefix of them whose text contains it.
       reasons: why each row ended; `Reason.CALLER` is a stop string.
-      counts: what each row cost, [B] each: "network_calls" (prefill included), "positions", and what the networks
-        declare, such as "recurrences". Where a stop string ended the row, calls up to the next look for it are in
-        it too (`every` of `generate`; 1 counts none of them).
+      counts: what each row cost, [B] each: "network_calls" (prefill included), "positions", and
+        what the networks declare, such as "recurrences". Where a stop string ended the row, calls
+        up to the next look for it are in it too (`every` of `generate`; 1 counts none of them).
       tokens_per_call: generated tokens over network calls, [B].
       log_probs: log-probability of each generated token in nats, or None where not asked for.
     """
@@ -81,38 +85,44 @@ def generate(
 ) -> Generation:
     """Continues texts, or answers conversations.
 
-    A conversation is a list of messages, such as `{"role": "user", "content": "Hello"}`. The model's chat template
-    makes a text of it, to which no begin-of-text is added. The answer also ends at the token that the template writes
-    after an assistant's words. `{"messages": [...], "tools": [...]}` gives the template more than messages.
+    A conversation is a list of messages, such as `{"role": "user", "content": "Hello"}`. The
+    model's chat template makes a text of it, to which no begin-of-text is added. The answer also
+    ends at the token that the template writes after an assistant's words. `{"messages": [...],
+    "tools": [...]}` gives the template more than messages.
 
-    A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
-    the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
-    prompts and whose budgets fall in the same bucket share one compiled program.
+    A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of
+    the batch; the same prompt given twice gets the same text twice, so ask for `samples` instead.
+    Calls whose longest prompts and whose budgets fall in the same bucket share one compiled
+    program.
 
     Args:
       model: a model with a tokenizer.
-      prompts: texts, or one conversation, or several. The model's begin-of-text token is put before each text that
-        does not begin with it. Empty texts where the decoder can start from nothing.
-      decoder: any decoder, bound or not; when None that which the model names, or else the plain one of its family.
-      knobs: knobs of the decoder; the defaults when None, and for conversations the model's own sampling, where its
-        files have one (`Model.sampling`; a line on standard error tells).
+      prompts: texts, or one conversation, or several. The model's begin-of-text token is put before
+        each text that does not begin with it. Empty texts where the decoder can start from nothing.
+      decoder: any decoder, bound or not; when None that which the model names, or else the plain
+        one of its family.
+      knobs: knobs of the decoder; the defaults when None, and for conversations the model's own
+        sampling, where its files have one (`Model.sampling`; a line on standard error tells).
       max_new_tokens: new tokens of a row at most, a whole number.
       seed: seed of all draws, a whole number of 64 bits.
       samples: rows a prompt.
-      stop_strings: texts that end a row; the row's text stops before the first of them. They are looked for in
-        the text and in the text with its special tokens written out, so they may hold such tokens.
+      stop_strings: texts that end a row; the row's text stops before the first of them. They are
+        looked for in the text and in the text with its special tokens written out, so they may hold
+        such tokens.
       log_probs: whether to keep log-probabilities.
-      bucket: number of which the prompt buffer's size is a multiple; of a conversation it is a doubling of it, so
-        that one that grows meets few programs.
-      every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
-        steps less one, and the counts say so.
-      continue_last: whether the last message of each conversation is an assistant's, whose words go on.
-      mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
-        `fsdp`; where the model lies already (`load`) when None. No token depends on it.
+      bucket: number of which the prompt buffer's size is a multiple; of a conversation it is a
+        doubling of it, so that one that grows meets few programs.
+      every: steps between two looks for a stop string. It changes no token; rows run on for up to
+        as many steps less one, and the counts say so.
+      continue_last: whether the last message of each conversation is an assistant's, whose words go
+        on.
+      mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie
+        over `data` and `fsdp`; where the model lies already (`load`) when None. No token depends on
+        it.
 
     Raises:
-      ValueError: no prompt, a prompt too long for the model, no tokenizer, messages that the model's template
-        refuses, or a number below 1.
+      ValueError: no prompt, a prompt too long for the model, no tokenizer, messages that the
+        model's template refuses, or a number below 1.
     """
     check_number("every", every)
     setting = choose(model.family, model.decoder) if decoder is None else Setting("", decoder)
@@ -137,7 +147,8 @@ def generate(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A decoder and a request, ready to run: what `generate`, `infill` and `paradec generate` have in common.
+    """A decoder and a request, ready to run: what `generate`, `infill` and `paradec generate` have
+    in common.
 
     Attributes:
       model: the model, whose tokenizer makes the texts.
@@ -158,7 +169,9 @@ class Task:
     whole: bool = False
 
     def run(self, knobs: Any = None, every: int = 8) -> Generation:
-        """Decodes in one compiled loop, or in calls of `every` steps where stop strings are looked for."""
+        """Decodes in one compiled loop, or in calls of `every` steps where stop strings are looked
+        for.
+        """
         if not self.stop_strings:
             return self.decode(run(self.decoder, self.params, self.request, knobs))
         watch = self.watch()
@@ -254,8 +267,9 @@ def continuation_task(
             )
     longest = int(lengths.max())
     needed = longest + max_new_tokens
-    # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
-    # Its room for new tokens is rounded up, by a quarter at most beyond the first buckets: budgets share programs.
+    # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole
+    # buffer. Its room for new tokens is rounded up, by a quarter at most beyond the first buckets:
+    # budgets share programs.
     unit = bucket * 2 ** max((max_new_tokens // bucket).bit_length() - 3, 0)
     size = (
         -(-needed // bucket) * bucket
@@ -278,7 +292,9 @@ def continuation_task(
 
 
 def answering(model: Model, setting: Setting, given: Container[str] = ()) -> Setting:
-    """The setting with the model's own sampling, but for what is given; a line on standard error tells of it."""
+    """The setting with the model's own sampling, but for what is given; a line on standard error
+    tells of it.
+    """
     drawn = {name: value for name, value in model.sampling.items() if name not in given}
     knobs: Any = {name: value for name, value in drawn.items() if hasattr(setting.values, name)}
     words = [f"{name} {drawn[name]:g}" + " (not applied)" * (name not in knobs) for name in drawn]
@@ -315,7 +331,8 @@ def bind(
     *,
     log_probs: bool = False,
 ) -> Any:
-    """A decoder for a model's network, residual head and special tokens; one that has networks keeps them.
+    """A decoder for a model's network, residual head and special tokens; one that has networks
+    keeps them.
 
     Args:
       model: the model.
@@ -326,8 +343,8 @@ def bind(
       log_probs: whether to keep log-probabilities.
 
     Raises:
-      ValueError: a request that is too long for the model, a decoder that needs a head where the model has none, or
-        a decoder that does not suit the network.
+      ValueError: a request that is too long for the model, a decoder that needs a head where the
+        model has none, or a decoder that does not suit the network.
     """
     if not isinstance(decoder, DecoderBase):
         raise ValueError(f"decoder must be a decoder, such as Jacobi(), not {decoder!r}")
@@ -358,12 +375,14 @@ def lacks_head(model: Model, decoder: Any) -> bool:
 def parameters(
     model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None, network: Any = None
 ) -> Any:
-    """The model's parameters, prepared for a bound decoder: those of the network, or of several by their fields.
+    """The model's parameters, prepared for a bound decoder: those of the network, or of several by
+    their fields.
 
     Args:
       model: the model.
       decoder: decoder that is bound to the model.
-      mesh: mesh on which the parameters are put by the rules of `sharding`; where they are when None.
+      mesh: mesh on which the parameters are put by the rules of `sharding`; where they are when
+        None.
       network: prepared parameters of the model's network, where there are some.
 
     Raises:
@@ -379,7 +398,9 @@ def parameters(
 
 
 def alike(network: Any, other: Any) -> bool:
-    """Whether two networks lay parameters out alike: networks of one class and config, of any depth."""
+    """Whether two networks lay parameters out alike: networks of one class and config, of any
+    depth.
+    """
     return type(network) is type(other) and getattr(network, "config", None) == getattr(
         other, "config", None
     )
@@ -393,7 +414,8 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
-    """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
+    """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the
+    sample.
 
     Raises:
       ValueError: a seed that is no whole number of 64 bits.

@@ -46,12 +46,14 @@ def infill(
 
     Args:
       model: a model with a tokenizer.
-      pieces: texts and numbers of tokens to be filled in between, before or after them; or a list of such lists.
+      pieces: texts and numbers of tokens to be filled in between, before or after them; or a list
+        of such lists.
       decoder: any decoder that fills holes; `Masked()` when None.
       knobs, seed, samples, log_probs, mesh: see `generate`.
 
     Raises:
-      ValueError: no gap, a gap below 1, a text too long for the model, no tokenizer, or a decoder that appends.
+      ValueError: no gap, a gap below 1, a text too long for the model, no tokenizer, or a decoder
+        that appends.
     """
     decoder = Masked() if decoder is None else decoder
     task = infill_task(
@@ -76,7 +78,8 @@ def infill_task(
     one = not pieces or isinstance(pieces[0], str | int)
     rows = [_with_gaps(tokenizer, spec, row) for row in ([pieces] if one else pieces)]
     longest = max(len(row) for row in rows)
-    # A canvas of a multiple of the bucket shares its program; positions beyond a row are invisible to it.
+    # A canvas of a multiple of the bucket shares its program; positions beyond a row are invisible
+    # to it.
     size, what = -(-longest // BUCKET) * BUCKET, f"text and gaps have {longest} tokens"
     decoder = bind(model, decoder, size, longest, what, log_probs=log_probs)
     keys = row_keys(rows, seed, samples)

@@ -17,7 +17,9 @@ WRONG_INPUT = (ValueError, OSError, MemoryError, RecursionError, OverflowError)
 
 
 def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str:
-    """What an error says, in one line of printable characters; of a long one the middle is left out."""
+    """What an error says, in one line of printable characters; of a long one the middle is left
+    out.
+    """
     text = " ".join(str(error).split())
     if not text:
         text = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
@@ -31,7 +33,8 @@ def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str
 
 
 def regular(path: str | os.PathLike[str]) -> Path:
-    """The path of a regular file, or of a link to one, which can be opened without waiting for a writer.
+    """The path of a regular file, or of a link to one, which can be opened without waiting for a
+    writer.
 
     Raises:
       ValueError: a pipe, a device, a socket or a folder.
@@ -55,7 +58,8 @@ def text_of(path: Path, most: int = 2**26) -> str:
 
 
 def read_object(path: Path, finite: bool = False) -> dict[str, Any]:
-    """The object in a JSON file, UTF-8 with or without a byte order mark; `finite` refuses NaN and infinities in it.
+    """The object in a JSON file, UTF-8 with or without a byte order mark; `finite` refuses NaN and
+    infinities in it.
 
     Raises:
       ValueError: a file that is no JSON, or holds anything else.
@@ -83,13 +87,16 @@ def sha256_of(path: Path) -> str:
 
 
 def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file of JSON lines, one at a time, each after the number of its line, which counts from 1.
+    """The objects of a file of JSON lines, one at a time, each after the number of its line, which
+    counts from 1.
 
-    A line ends at a line feed alone, so a text may hold any other separator. Blank lines are left out. The file is
-    UTF-8, with or without a byte order mark. Each object must have strings in the fields named by `strings`.
+    A line ends at a line feed alone, so a text may hold any other separator. Blank lines are left
+    out. The file is UTF-8, with or without a byte order mark. Each object must have strings in the
+    fields named by `strings`.
 
     Raises:
-      ValueError: a line that is not UTF-8, not JSON, no object, or lacks such a field; the message names the line.
+      ValueError: a line that is not UTF-8, not JSON, no object, or lacks such a field; the message
+        names the line.
       OSError: a file that cannot be read.
     """
     with regular(path).open("rb") as file:
@@ -104,7 +111,9 @@ def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[in
 
 
 def json_line(data: bytes, where: str) -> dict[str, Any] | None:
-    """The object of one line, None of a blank one. Raises ValueError, whose message begins with `where`."""
+    """The object of one line, None of a blank one. Raises ValueError, whose message begins with
+    `where`.
+    """
     try:
         line = data.decode("utf-8-sig").strip(" \t\r\n")
         value = json.loads(line) if line else None
@@ -122,9 +131,11 @@ def json_line(data: bytes, where: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside `path`, which takes its place when the block ends well; its folder must exist.
+    """A new file beside `path`, which takes its place when the block ends well; its folder must
+    exist.
 
-    A reader, or the next process after a kill, finds the old file or the new one. On an error the old one stays.
+    A reader, or the next process after a kill, finds the old file or the new one. On an error the
+    old one stays.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -136,13 +147,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file of UTF-8 text, whole or not at all, in the place of one that is there (`replacing`)."""
+    """Writes a file of UTF-8 text, whole or not at all, in the place of one that is there
+    (`replacing`).
+    """
     with replacing(Path(path)) as file:
         file.write(text.encode())
 
 
 def lock(descriptor: int) -> None:
-    """Locks a file or folder until its descriptor is closed; where file system or system has no locks, nothing.
+    """Locks a file or folder until its descriptor is closed; where file system or system has no
+    locks, nothing.
 
     Raises:
       BlockingIOError: another has the lock.

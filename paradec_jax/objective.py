@@ -1,6 +1,7 @@
 """Losses as sums over a batch and their weights, so that the parts of a batch add up to the whole.
 
-A mean of means is not the mean where parts count unequal numbers of tokens; sums are divided once, at the end::
+A mean of means is not the mean where parts count unequal numbers of tokens; sums are divided once,
+at the end::
 
     rows     sum of nats, tokens
     0 .. 3   12.0, 8
@@ -57,12 +58,14 @@ def means(sums: Sums) -> tuple[jax.Array, Metrics]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """A loss as a pair of pure functions; called, it is `value(sums(...))`, a scalar to differentiate and metrics.
+    """A loss as a pair of pure functions; called, it is `value(sums(...))`, a scalar to
+    differentiate and metrics.
 
     Attributes:
-      sums: `(params, frozen, batch, key) -> sums`, each a total and a weight over the rows of the batch, so that the
-        sums of micro-batches add up to those of the whole batch.
-      value: `sums -> (loss, metrics)`; the loss must be linear in the totals, and divide by nothing but weights.
+      sums: `(params, frozen, batch, key) -> sums`, each a total and a weight over the rows of the
+        batch, so that the sums of micro-batches add up to those of the whole batch.
+      value: `sums -> (loss, metrics)`; the loss must be linear in the totals, and divide by nothing
+        but weights.
     """
 
     sums: Callable[[PyTree, PyTree, PyTree, jax.Array], Sums]

@@ -1,7 +1,9 @@
-"""A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
+"""A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of
+it.
 
-A test hands over a row with `count`: of so many cases so many came out as they must. Further entries of a row are
-its own. Rows of tests that fail are there too, and so are, from the file as it was, those of tests that were not
+A test hands over a row with `count`: of so many cases so many came out as they must. Further
+entries of a row are its own. Rows of tests that fail are there too, and so are, from the file as it
+was, those of tests that were not
 run: each row says of which commit it is.
 """
 

@@ -1,8 +1,9 @@
-"""Before anything imports JAX: the CPU, a persistent compilation cache, and where TYPES is set type checks of arrays.
+"""Before anything imports JAX: the CPU, a persistent compilation cache, and where TYPES is set type
+checks of arrays.
 
-With TYPES=1 the jaxtyping annotations of `paradec_jax`, the decoders of `experiments` and the stubs are
-checked at every call (while tracing, so compiled programs do not change). The import hook must be in place before any
-of them is imported.
+With TYPES=1 the jaxtyping annotations of `paradec_jax`, the decoders of `experiments` and the stubs
+are checked at every call (while tracing, so compiled programs do not change). The import hook must
+be in place before any of them is imported.
 """
 
 import collections
@@ -23,9 +24,9 @@ UNCHECKABLE = ("losses",)
 QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes half as long; with
-# XLA's older code for fusions, in one piece, a third of that. (An unknown flag ends the process, and flags are a
-# release's own.)
+# Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes
+# half as long; with XLA's older code for fusions, in one piece, a third of that. (An unknown flag
+# ends the process, and flags are a release's own.)
 FLAGS = ["--xla_backend_optimization_level=0"]
 if jaxlib.__version__.startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
@@ -58,9 +59,12 @@ if os.environ.get("TYPES"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """One worker runs all laws of a row, all replays of a function, or all of another file's tests: they share
-    programs, which a process compiles once. What replays recorded arrays is marked. Few of the settings in which a
-    decoder or a head is replayed or trained are quick, since each compiles a program of its own."""
+    """One worker runs all laws of a row, all replays of a function, or all of another file's tests:
+    they share
+    programs, which a process compiles once. What replays recorded arrays is marked. Few of the
+    settings in which a decoder or a head is replayed or trained are quick, since each compiles a
+    program of its own.
+    """
     settings = collections.Counter()
     for item in items:
         if replays := item.path.name.startswith("test_golden_"):
@@ -77,7 +81,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """The garbage collector leaves modules alone and runs seldom: tracing makes many objects and few cycles."""
+    """The garbage collector leaves modules alone and runs seldom: tracing makes many objects and
+    few cycles.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
@@ -89,9 +95,11 @@ TESTS = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
-    """Compiled programs hold memory maps, of which Linux grants a process 65,530; beyond them it crashes.
+    """Compiled programs hold memory maps, of which Linux grants a process 65,530; beyond them it
+    crashes.
 
-    Reading tens of thousands of them takes longer than many a test does, so only every eighth test looks.
+    Reading tens of thousands of them takes longer than many a test does, so only every eighth test
+    looks.
     """
     yield
     if next(TESTS) % 8 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:

@@ -1,11 +1,12 @@
-"""What the decoders of a checkout write, as one JSON, so that two checkouts can be compared after code has moved.
+"""What the decoders of a checkout write, as one JSON, so that two checkouts can be compared after
+code has moved.
 
     python tests/ledger.py write [--root CHECKOUT] [--parts stubs models] OUT.json
     python tests/ledger.py compare OLD.json NEW.json
 
-The script reads any checkout: the table of decoders from its tests, all else from its package. On stubs the two must
-be equal to the bit; on the bundled models tokens may differ where the two best scores are closer than 1e-4, and
-such differences are listed.
+The script reads any checkout: the table of decoders from its tests, all else from its package. On
+stubs the two must be equal to the bit; on the bundled models tokens may differ where the two best
+scores are closer than 1e-4, and such differences are listed.
 
 | part | what |
 |---|---|
@@ -100,7 +101,9 @@ def of_stubs() -> dict[str, str]:
 
 
 def of_models() -> dict[str, Any]:
-    """What bundled models write, and how near the two best scores of any token written came to each other."""
+    """What bundled models write, and how near the two best scores of any token written came to each
+    other.
+    """
     import numpy as np
 
     import paradec_jax as pd

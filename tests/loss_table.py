@@ -129,8 +129,9 @@ def residual(chunk: int | None = None, **changes: Any) -> Any:
     )
 
 
-# At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a divergence shrinks to
-# nothing): on one device already, 20 updates make of a difference in the last bit of parameters one of up to 3e-3.
+# At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a
+# divergence shrinks to nothing): on one device already, 20 updates make of a difference in the last
+# bit of parameters one of up to 3e-3.
 SLOW = 0.01
 RULES = losses.ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
 OBJECTIVES = {
@@ -169,12 +170,14 @@ OBJECTIVES = {
 
 
 MADE = {name: row.batch for name, row in OBJECTIVES.items()}
-# Rows of the batch as they count: all of a row, a part, and a micro-batch that counts nothing at all.
+# Rows of the batch as they count: all of a row, a part, and a micro-batch that counts nothing at
+# all.
 SHARE = np.asarray([1.0, 0.5, 0.0, 0.0])
 
 
 def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
-    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the last two.
+    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the
+    last two.
 
     It brings its noise unless that is `drawn` by the loss.
     """
@@ -191,8 +194,8 @@ def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
 
 
-# Denoisers read every position, the answers of "stepwise" are the last ones, and the states that are drawn in
-# "recurrent consistency" belong to places of the whole sequence.
+# Denoisers read every position, the answers of "stepwise" are the last ones, and the states that
+# are drawn in "recurrent consistency" belong to places of the whole sequence.
 PADDED = [
     name
     for name in OBJECTIVES

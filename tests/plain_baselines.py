@@ -1,4 +1,6 @@
-"""Prompt lookup and lookahead in plain Python, one row and one call at a time, for the counts of the laws."""
+"""Prompt lookup and lookahead in plain Python, one row and one call at a time, for the counts of
+the laws.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +65,9 @@ def first_window(prompt: list[int], ahead: int) -> list[int]:
 
 
 def lookahead_count(options: dict, stub: StubCausal, prompt: int, new: int) -> Count:
-    """Rows of the window are the lists of the paper: level 0 without the newest token, then N - 2 levels more."""
+    """Rows of the window are the lists of the paper: level 0 without the newest token, then N - 2
+    levels more.
+    """
     level, width, places = options["level"], options["window"], options["guesses"]
     from_prompt = options.get("pool_from_prompt", False)
     text, length, pool = text_of(stub, prompt, new), prompt, {}

@@ -29,7 +29,9 @@ def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
 
 
 def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """A call a token; a block that is complete while its row goes on is stored, in the next call or another one."""
+    """A call a token; a block that is complete while its row goes on is stored, in the next call or
+    another one.
+    """
     block, rides = options["block"], options.get("fuse_store", True)
     given = prompt // block * block
     calls, positions = (1, given + block) if rides else (int(given > 0), given)
@@ -74,7 +76,9 @@ def residual_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> 
 
 
 def drafted_block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """`candidates` states of a block a call, each a token further; a head that is always right or never."""
+    """`candidates` states of a block a call, each a token further; a head that is always right or
+    never.
+    """
     block, most, head = options["block"], options.get("candidates", 3), options["head"]
     rides, fused = options.get("ride", True), options.get("fuse_store", True)
     right = getattr(head, "kind", "right") == "right"

@@ -40,7 +40,9 @@ def trajectory(
 
 @functools.cache
 def uniforms_of(row: int, seed: int = 0) -> np.ndarray:
-    """The number that draws the guess at each position, for the key that `make_request` gives a row."""
+    """The number that draws the guess at each position, for the key that `make_request` gives a
+    row.
+    """
     key = jax.random.fold_in(jax.random.key(seed), row)
     keys = fold(key[None], Purpose.FILLER, jnp.arange(POSITIONS)[None])[0]
     return np.asarray(jax.vmap(jax.random.uniform)(keys))
@@ -93,7 +95,9 @@ class PlainJacobi:
         self.end = first + self.block * (self.blocks if self.spawn == 0 else blocks)
 
     def fed(self) -> int:
-        """Positions of a call: all candidates where any is not the draft, all blocks once one is spawned."""
+        """Positions of a call: all candidates where any is not the draft, all blocks once one is
+        spawned.
+        """
         spawned = self.end - (len(self.text) - 1) > self.block or self.blocks == 1 or self.pool > 0
         return (self.candidates if len(self.drafts) > 1 else 1) * (
             self.width if spawned else self.block
@@ -141,7 +145,9 @@ class PlainJacobi:
         return found
 
     def repairs(self, draft: list[int], best: int) -> list[list[int]]:
-        """The draft with another first guess: all but the best token are equally good, so in ascending order."""
+        """The draft with another first guess: all but the best token are equally good, so in
+        ascending order.
+        """
         others = [token for token in range(self.vocab) if token != best]
         return [[token, *draft[1:]] for token in others[: self.candidates - 1]]
 

@@ -31,7 +31,9 @@ def second_check_count(stub: StubNetwork, prompt: int, new: int) -> Count:
 def speculative_count(
     draft: int, lookahead: int, stub: StubNetwork, prompt: int, new: int
 ) -> Count:
-    """A round commits the drafts before the first position that needs more than the draft's recurrences."""
+    """A round commits the drafts before the first position that needs more than the draft's
+    recurrences.
+    """
     length, rounds = prompt + 1, 0
     while length < prompt + new:
         good = [stub.needs(length - 1 + i) <= draft for i in range(lookahead)]

@@ -20,10 +20,11 @@ SCALE = 50.0
 
 @dataclasses.dataclass(frozen=True)
 class Recital(CachedStub):
-    """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it reads.
+    """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it
+    reads.
 
-    A call counts `recurrence` recurrences. With `flat`, all tokens of a few are equally likely and only the draw
-    decides.
+    A call counts `recurrence` recurrences. With `flat`, all tokens of a few are equally likely and
+    only the draw decides.
     """
 
     script: tuple[int, ...]

@@ -1,4 +1,6 @@
-"""Folders of recorded arrays: `PARADEC_GOLDEN/FAMILY`, or `tests/golden/FAMILY`; what the replays of all share."""
+"""Folders of recorded arrays: `PARADEC_GOLDEN/FAMILY`, or `tests/golden/FAMILY`; what the replays
+of all share.
+"""
 
 import functools
 import os

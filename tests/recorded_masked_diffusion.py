@@ -1,4 +1,6 @@
-"""What was recorded of the original programs of MDLM and SDTT, and the model that it was recorded of."""
+"""What was recorded of the original programs of MDLM and SDTT, and the model that it was recorded
+of.
+"""
 
 import functools
 
@@ -27,7 +29,9 @@ def student():
 
 
 def assert_gradients(grads, want: dict[str, np.ndarray]) -> None:
-    """The norm of each parameter's gradient in the original order, of all together, and some gradients."""
+    """The norm of each parameter's gradient in the original order, of all together, and some
+    gradients.
+    """
     config = model()[0].config
     tensors = exported(mdlm, config, grads)
     norms = [

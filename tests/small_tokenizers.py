@@ -1,4 +1,6 @@
-"""Tokenizers of the kinds that checkpoints have, each with a few words: what a part of a text needs of the rest."""
+"""Tokenizers of the kinds that checkpoints have, each with a few words: what a part of a text needs
+of the rest.
+"""
 
 import numpy as np
 import tokenizers
@@ -36,7 +38,9 @@ def numbered(*words: str) -> dict[str, int]:
 
 
 def llama() -> Tokenizer:
-    """As Llama-2's: a blank is put before every text, taken away before what is decoded, and bytes stand alone."""
+    """As Llama-2's: a blank is put before every text, taken away before what is decoded, and bytes
+    stand alone.
+    """
     return _sentencepiece([decoders.Strip(" ", 1, 0)])
 
 
@@ -116,7 +120,9 @@ def of_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
 
 
 def random_ids(tokenizer: Tokenizer, rng: np.random.Generator, most: int) -> list[int]:
-    """Ids among which special tokens, whole and broken characters and ids beyond the vocabulary are frequent."""
+    """Ids among which special tokens, whole and broken characters and ids beyond the vocabulary are
+    frequent.
+    """
     alone = of_bytes(tokenizer, "a\né日😀".encode())
     share = rng.random()
     draw = (

@@ -1,4 +1,6 @@
-"""Gradients through soft decoders of canvases against central differences, along one direction for each choice."""
+"""Gradients through soft decoders of canvases against central differences, along one direction for
+each choice.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +23,9 @@ def arguments(
 
 
 def directions(at: dict[str, Any], given: list[bool]) -> Iterator[tuple[str, Any]]:
-    """One for each number among the knobs, each group of parameters, the vectors of each given token."""
+    """One for each number among the knobs, each group of parameters, the vectors of each given
+    token.
+    """
     zero = jax.tree.map(jnp.zeros_like, at)
     for name, value in at["knobs"].items():
         for i in range(value.size):
@@ -40,7 +44,9 @@ def directions(at: dict[str, Any], given: list[bool]) -> Iterator[tuple[str, Any
 def check_differences(
     function: Any, at: Any, given: list[bool], gradient: Any, discrete: Any
 ) -> None:
-    """Compares a gradient with differences of a compiled function, whose first events may not change."""
+    """Compares a gradient with differences of a compiled function, whose first events may not
+    change.
+    """
     h = 1e-6
     for name, direction in directions(at, given):
         sides = [

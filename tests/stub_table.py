@@ -1,4 +1,6 @@
-"""A table of decoders on a stub network: the model's config and folder, some settings, and the keys of a row."""
+"""A table of decoders on a stub network: the model's config and folder, some settings, and the keys
+of a row.
+"""
 
 import dataclasses
 import json

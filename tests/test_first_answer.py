@@ -1,4 +1,6 @@
-"""What a first answer waits for: packages that decoding does not need, and programs that are compiled for it."""
+"""What a first answer waits for: packages that decoding does not need, and programs that are
+compiled for it.
+"""
 
 import contextlib
 import dataclasses

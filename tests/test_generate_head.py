@@ -1,4 +1,6 @@
-"""A model with a residual head, from texts to texts: the head of its folder is found, or missed in one sentence."""
+"""A model with a residual head, from texts to texts: the head of its folder is found, or missed in
+one sentence.
+"""
 
 import dataclasses
 import string

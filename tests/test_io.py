@@ -7,7 +7,8 @@ import pytest
 
 from paradec_jax.io import MOST_CHARACTERS, atomic_write_text, json_lines, one_sentence, read_object
 
-# What `str.splitlines` takes for the end of a line, but JSON lines and RFC 8259 do not; JSON escapes the ASCII ones.
+# What `str.splitlines` takes for the end of a line, but JSON lines and RFC 8259 do not; JSON
+# escapes the ASCII ones.
 SEPARATORS = "\x85\u2028\u2029"
 ESCAPED = "\x0b\x0c\x1c\x1d\x1e"
 

@@ -1,4 +1,6 @@
-"""Parts of a text, encoded and decoded as parts: what comes before them decides blanks, bytes and characters."""
+"""Parts of a text, encoded and decoded as parts: what comes before them decides blanks, bytes and
+characters.
+"""
 
 from types import SimpleNamespace
 

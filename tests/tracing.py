@@ -7,7 +7,9 @@ from unittest import mock
 
 @contextlib.contextmanager
 def nothing_is_traced(kind: type) -> Iterator[None]:
-    """Fails where a program of this class of decoders is traced, which alone calls `init` and `step`."""
+    """Fails where a program of this class of decoders is traced, which alone calls `init` and
+    `step`.
+    """
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError(f"{kind.__name__} is traced again")

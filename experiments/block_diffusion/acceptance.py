@@ -1,11 +1,13 @@
 """How deep drafts of speculative residual decoding are right: with a trained head, and with none.
 
     python -m experiments.block_diffusion.acceptance runs/tiny-head/model
-    python -m experiments.block_diffusion.acceptance runs/chains-head/model --ground chains --count 2000
+    python -m experiments.block_diffusion.acceptance runs/chains-head/model --ground chains --count
+    2000
 
-A line of the table is a depth d: how many calls had a d-th draft, and in how many of them it and those before it were
-what the base decoder does. Ranges are over problems. Beside it stands the share of calls in which the draft before it
-was right too (`given`), which tells how quickly a head's sums go astray.
+A line of the table is a depth d: how many calls had a d-th draft, and in how many of them it and
+those before it were what the base decoder does. Ranges are over problems. Beside it stands the
+share of calls in which the draft before it was right too (`given`), which tells how quickly a
+head's sums go astray.
 """
 
 import dataclasses

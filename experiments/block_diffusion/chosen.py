@@ -1,4 +1,6 @@
-"""What the studies of block diffusion choose from: models by name, and decoders with the knobs of a row."""
+"""What the studies of block diffusion choose from: models by name, and decoders with the knobs of a
+row.
+"""
 
 import contextlib
 import dataclasses
@@ -28,9 +30,10 @@ class Options:
     Attributes:
       study: names of studies; "all" for every one.
       asked: which problems.
-      backbone: model folder, or name of a bundled model; RUNS/tiny-sdar/model or RUNS/chains/model when None.
-      heads: NAME=DIR of heads (a folder holds backbone and head) and of other backbones, DIR a model folder or the
-        name of a bundled model; RUNS/NAME/model else.
+      backbone: model folder, or name of a bundled model; RUNS/tiny-sdar/model or RUNS/chains/model
+        when None.
+      heads: NAME=DIR of heads (a folder holds backbone and head) and of other backbones, DIR a
+        model folder or the name of a bundled model; RUNS/NAME/model else.
       runs: folder of the runs.
       steps_ahead: K of direct decoding and of what speculation verifies.
       thresholds: of the dynamic rule.
@@ -150,7 +153,9 @@ class Shop:
     def direct(
         self, k: int, head: str | None = HEAD, mix: str = "sum", rule: str = "static", **knobs: Any
     ) -> list[Line]:
-        """Direct decoding with K steps of a head, of none where `head` is None; nothing where it is missing."""
+        """Direct decoding with K steps of a head, of none where `head` is None; nothing where it is
+        missing.
+        """
         return self._with(head, "residual", Residual(head_steps=k, mix=mix, rule=rule), **knobs)
 
     def spec(

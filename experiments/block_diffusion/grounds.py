@@ -1,4 +1,6 @@
-"""The chain language that block diffusion is trained on beside word problems: its law is known exactly."""
+"""The chain language that block diffusion is trained on beside word problems: its law is known
+exactly.
+"""
 
 import dataclasses
 

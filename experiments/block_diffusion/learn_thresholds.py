@@ -1,18 +1,20 @@
 """Learns the threshold of each step of a block by gradient through the decoder.
 
-`python -m experiments.block_diffusion.learn_thresholds`. Adam moves the thresholds along the gradient of a rollout of
-`SoftBlock` on training problems, where
+`python -m experiments.block_diffusion.learn_thresholds`. Adam moves the thresholds along the
+gradient of a rollout of `SoftBlock` on training problems, where
 
-    loss = mean over tokens of (nats of the right one in the step that reveals it) + price * (expected calls a token)
+    loss = mean over tokens of (nats of the right one in the step that reveals it) + price *
+    (expected calls a token)
 
-Texts count up to their stop token, rows as long as all that they revealed is right. With s the shares of a block's
-positions that are not revealed before a call, 1 - product of (1 - s) is taken for the chance that the call is needed.
-Rivals are a random search of equal cost, which decodes training problems by `BlockDenoising`, and one threshold for
-all steps, set by hand. All choose among a few candidates on tuning problems by their utility, exact answers less a
-price of network calls; then everything is measured once on unseen problems of another seed, beside SDAR's threshold.
+Texts count up to their stop token, rows as long as all that they revealed is right. With s the
+shares of a block's positions that are not revealed before a call, 1 - product of (1 - s) is taken
+for the chance that the call is needed. Rivals are a random search of equal cost, which decodes
+training problems by `BlockDenoising`, and one threshold for all steps, set by hand. All choose
+among a few candidates on tuning problems by their utility, exact answers less a price of network
+calls; then everything is measured once on unseen problems of another seed, beside SDAR's threshold.
 
-Cost counts positions that the network computes. A gradient costs four forward passes: the rollout, the same again
-where segments are recomputed, and two for the backward pass.
+Cost counts positions that the network computes. A gradient costs four forward passes: the rollout,
+the same again where segments are recomputed, and two for the backward pass.
 """
 
 import dataclasses
@@ -46,10 +48,12 @@ class Options:
 
     Attributes:
       model: a model folder or the name of a bundled one.
-      thresholds: K, how many steps of a block have a threshold of their own; the block's length when None.
+      thresholds: K, how many steps of a block have a threshold of their own; the block's length
+        when None.
       hand: thresholds for all steps that are tried beside SDAR's.
       price: nats that one more expected call a token is worth.
-      call_price: share of exact answers that one more network call a token is worth, in the choice of candidates.
+      call_price: share of exact answers that one more network call a token is worth, in the choice
+        of candidates.
       relaxation: of the soft decoder.
       gate_temperature, token_temperature: softness of reveals and tokens.
       updates: gradient steps.

@@ -1,8 +1,10 @@
-"""Rows of the studies of block diffusion: a model, a decoder and its knobs on the problems of a ground.
+"""Rows of the studies of block diffusion: a model, a decoder and its knobs on the problems of a
+ground.
 
-A row belongs to weights and a setting, not to a study. Those of a ground lie in one file, and each is decoded once,
-whichever study asks for it first; a study that was stopped goes on with the rows that are missing. Rows of one
-backbone, whatever heads they have, are decoded beside its static decoding of one token a step, their baseline.
+A row belongs to weights and a setting, not to a study. Those of a ground lie in one file, and each
+is decoded once, whichever study asks for it first; a study that was stopped goes on with the rows
+that are missing. Rows of one backbone, whatever heads they have, are decoded beside its static
+decoding of one token a step, their baseline.
 """
 
 import dataclasses
@@ -198,7 +200,8 @@ class Rows:
 
 
 def of_blocks(right: np.ndarray, base: np.ndarray) -> Row:
-    """Share of right blocks, and its difference to the baseline's on the same texts; ranges by bootstrap over texts.
+    """Share of right blocks, and its difference to the baseline's on the same texts; ranges by
+    bootstrap over texts.
 
     Args:
       right, base: which blocks of each text are right, [N, blocks].
@@ -239,7 +242,9 @@ def beside(rows: Sequence[Row]) -> list[Row]:
 
 
 def _same(row: Row, rows: Iterable[Row], decoder: str, changes: Row) -> Row | None:
-    """The row of a decoder whose settings are those of another, as far as it has them and but for changes."""
+    """The row of a decoder whose settings are those of another, as far as it has them and but for
+    changes.
+    """
     wanted = row["settings"] | changes
 
     def fits(other: Row) -> bool:

@@ -1,4 +1,5 @@
-"""How much what a network says of a block moves as the block is revealed: the motive of residual prediction (MRP).
+"""How much what a network says of a block moves as the block is revealed: the motive of residual
+prediction (MRP).
 
 ::
 
@@ -6,8 +7,9 @@
     residual_k  = mean over blocks and s of RMS(delta(s, k)),    k = 1 .. B
     reference   = mean over blocks and s < B of RMS(f_s)
 
-RMS is over all entries of all positions, in float64. The last state, s = B, is an end of differences and not part of
-the reference. A head that adds residuals counts on small ratios of the first to the second.
+RMS is over all entries of all positions, in float64. The last state, s = B, is an end of
+differences and not part of the reference. A head that adds residuals counts on small ratios of the
+first to the second.
 """
 
 import functools
@@ -72,7 +74,8 @@ def read_states(
       params: its parameters.
       context: the blocks before the first one, whole.
       states: tokens of N consecutive blocks; the last state of each is what the next ones follow.
-      size: positions that the text is filled up to, so that contexts of any length share their programs.
+      size: positions that the text is filled up to, so that contexts of any length share their
+        programs.
 
     Raises:
       ValueError: another block length, or a context that ends inside a block.
@@ -110,11 +113,12 @@ class Visit(NamedTuple):
 
 
 def visited(steps: Denoised, lengths: Int[np.ndarray, "B"], mask: int) -> Iterator[Visit]:
-    """The whole blocks after each prompt, row by row, that static decoding revealed in B steps of one position.
+    """The whole blocks after each prompt, row by row, that static decoding revealed in B steps of
+    one position.
 
     Args:
-      steps: what each call did, stacked on a leading axis (`trace`), of a decoder that reads prompts in a call of
-        their own.
+      steps: what each call did, stacked on a leading axis (`trace`), of a decoder that reads
+        prompts in a call of their own.
       lengths: of the prompts.
       mask: the mask's id.
     """

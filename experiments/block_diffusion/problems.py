@@ -26,7 +26,8 @@ class Problems:
       score: which answers are right.
       temperature: of the decoders.
       rows: prompts decoded together.
-      blocks: which blocks of each answer are right, where that can be told: texts -> bool [N, blocks].
+      blocks: which blocks of each answer are right, where that can be told: texts -> bool [N,
+        blocks].
     """
 
     prompts: Sequence[Any]
@@ -89,7 +90,9 @@ class Asked:
 
 
 class Lawful:
-    """Texts of a chain, of which the first symbols are given, and which blocks of what is written are lawful."""
+    """Texts of a chain, of which the first symbols are given, and which blocks of what is written
+    are lawful.
+    """
 
     def __init__(self, ground: Chains, count: int, blocks: int, block: int, seed: Any) -> None:
         self.law, self.block, self.budget = ground.law, block, blocks * block
@@ -98,7 +101,9 @@ class Lawful:
         self.prompts = [self.tokenizer.decode(row) for row in self.given.tolist()]
 
     def lawful(self, texts: Sequence[str]) -> np.ndarray:
-        """Which blocks are lawful to their last symbol, given the symbol before them; what is missing is not."""
+        """Which blocks are lawful to their last symbol, given the symbol before them; what is
+        missing is not.
+        """
         ids = np.full((len(texts), self.budget), -1)
         for row, text in zip(ids, texts, strict=True):
             written = self.tokenizer.encode(text)[: self.budget] if text else []

@@ -1,12 +1,14 @@
-"""How much hidden states and logits of a block move as it is revealed: the motive of residual prediction (MRP).
+"""How much hidden states and logits of a block move as it is revealed: the motive of residual
+prediction (MRP).
 
     python -m experiments.block_diffusion.residual_magnitude runs/tiny-sdar/model
     python -m experiments.block_diffusion.residual_magnitude runs/chains/model --ground chains
     python -m experiments.block_diffusion.residual_magnitude sdar-8b --prompts prompts.txt
 
-Prompts are continued greedily, one position a step; the first whole blocks of each are read in every state that they
-went through. A line of the table is a number of reveals k: the root mean square of the difference that k reveals
-make, over that of what is said of blocks not yet complete (`magnitudes`).
+Prompts are continued greedily, one position a step; the first whole blocks of each are read in
+every state that they went through. A line of the table is a number of reveals k: the root mean
+square of the difference that k reveals make, over that of what is said of blocks not yet complete
+(`magnitudes`).
 """
 
 import dataclasses
@@ -37,7 +39,8 @@ class Options:
 
     Attributes:
       model: folder, or name of a bundled model, of block diffusion.
-      prompts: a file with a prompt a line, as they are to be read (a chat's template applied); None for the ground's.
+      prompts: a file with a prompt a line, as they are to be read (a chat's template applied); None
+        for the ground's.
       ground: "words" (problems of the test split) or "chains" (those of `train`).
       count: prompts.
       blocks: of each prompt, the first whole ones that are decoded.

@@ -1,14 +1,16 @@
-"""The studies of block diffusion and residual prediction (MRP): `python -m experiments.block_diffusion.study table2`.
+"""The studies of block diffusion and residual prediction (MRP): `python -m
+experiments.block_diffusion.study table2`.
 
-Each on word problems (`--ground words`) or on the chain language (`chains`). Each has the rival of every residual
-head beside it: the same decoder with a head that adds nothing (`head` "zero").
+Each on word problems (`--ground words`) or on the chain language (`chains`). Each has the rival of
+every residual head beside it: the same decoder with a head that adds nothing (`head` "zero").
 
     python -m experiments.block_diffusion.study all --ground words
     python -m experiments.block_diffusion.study table1 table2 --ground chains --count 2000
 
-Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the names of heads
-trained on the chain (`recipes/blocks.sh`, `recipes/head.sh`). `--heads NAME=DIR` names others; a head that is missing
-is left out, and said so. Tables go to RESULTS/STUDY-GROUND.json; `lines.beside` says what each row is held against.
+Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the
+names of heads trained on the chain (`recipes/blocks.sh`, `recipes/head.sh`). `--heads NAME=DIR`
+names others; a head that is missing is left out, and said so. Tables go to
+RESULTS/STUDY-GROUND.json; `lines.beside` says what each row is held against.
 """
 
 import sys

@@ -1,9 +1,10 @@
-"""Settings chosen on tuning problems and measured on unseen ones: `python -m experiments.block_diffusion.tuned`.
+"""Settings chosen on tuning problems and measured on unseen ones: `python -m
+experiments.block_diffusion.tuned`.
 
-On tuning problems every group below is decoded with all thresholds; a group's candidates share one program. Of each
-group the setting of fewest calls is taken whose right answers are at most `points` below those of one token a step,
-or, where none is, the one of most right answers. What was taken is measured on unseen problems, beside one token a
-step and two:
+On tuning problems every group below is decoded with all thresholds; a group's candidates share one
+program. Of each group the setting of fewest calls is taken whose right answers are at most `points`
+below those of one token a step, or, where none is, the one of most right answers. What was taken is
+measured on unseen problems, beside one token a step and two:
 
     dynamic         the backbone alone
     direct K        K steps of a head after each call, with the backbone's threshold
@@ -87,7 +88,9 @@ def right_of(row: Row) -> float:
 
 
 def best_of(rows: Sequence[Row], base: Row, points: float) -> int:
-    """The row of fewest calls that is right often enough; the one that is right most often where none is."""
+    """The row of fewest calls that is right often enough; the one that is right most often where
+    none is.
+    """
     enough = [i for i, row in enumerate(rows) if right_of(row) >= right_of(base) - points / 100]
     if not enough:
         return max(range(len(rows)), key=lambda i: right_of(rows[i]))

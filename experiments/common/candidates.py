@@ -1,4 +1,5 @@
-"""Candidates of a sampler's knobs: learned, searched, chosen on tuning problems, measured on unseen ones.
+"""Candidates of a sampler's knobs: learned, searched, chosen on tuning problems, measured on unseen
+ones.
 
 A candidate is what a script makes knobs of. Of each method the one of greatest utility is chosen,
 
@@ -69,7 +70,9 @@ class Contest:
     def measure(
         self, named: Sequence[tuple[str, Any]], split: str, count: int, seed: int
     ) -> tuple[list[dict[str, Any]], np.ndarray]:
-        """A row for each named candidate, all compared with the first, and what each got right, [candidates, N]."""
+        """A row for each named candidate, all compared with the first, and what each got right,
+        [candidates, N].
+        """
         problems = word_problems(count, seed=seed, steps=self.steps, split=split)
         settings = [
             Setting(name, self.sampler, self.knobs_of(candidate), baseline=i == 0)
@@ -165,7 +168,8 @@ def descend(
     candidates: int,
     seed: int,
 ) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Moves parameters along the gradient of a loss by Adam, after gradients longer than 1 were made as long as that.
+    """Moves parameters along the gradient of a loss by Adam, after gradients longer than 1 were
+    made as long as that.
 
     Args:
       loss: (theta, params, batch) -> loss and what it is made of.

@@ -15,7 +15,8 @@ from paradec_jax.train.processes import leave
 
 
 def run(main: Callable[..., Any]) -> None:
-    """Runs `main` with the command line; programs are kept in the checkout, user errors are one sentence.
+    """Runs `main` with the command line; programs are kept in the checkout, user errors are one
+    sentence.
 
     Options of `main` may stand before the name of a recipe and after it.
     """
@@ -31,7 +32,8 @@ def run(main: Callable[..., Any]) -> None:
 def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
     """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun.
 
-    Where `allow` names anything it may differ, and the file stays as it was: what the run was begun with.
+    Where `allow` names anything it may differ, and the file stays as it was: what the run was begun
+    with.
     """
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():

@@ -2,7 +2,8 @@
 
 A picture shows one model: the logs of its runs one after the other, one panel a column.
 
-    python -m experiments.common.curves --logs runs/mine/metrics.jsonl --columns loss accuracy --out mine.png
+    python -m experiments.common.curves --logs runs/mine/metrics.jsonl --columns loss accuracy --out
+    mine.png
 """
 
 import dataclasses

@@ -11,7 +11,8 @@ from experiments.common.study import Study
 Row = dict[str, Any]
 Lines = Mapping[str, Sequence[tuple[float, float, Sequence[float | None]]]]
 """By name: points (x, y, ends of the range of y, None of none)."""
-# Rows are timed in groups, and a machine drifts: only the ratio to the own group's baseline compares rows.
+# Rows are timed in groups, and a machine drifts: only the ratio to the own group's baseline
+# compares rows.
 SPEED = "speed over the baseline, batch 1"
 
 
@@ -62,7 +63,9 @@ def draw_panels(
     logarithmic: Sequence[str] = (),
     log_x: bool = True,
 ) -> None:
-    """Draws panels of named lines to a PNG, side by side over one x; those named `logarithmic` in powers of two."""
+    """Draws panels of named lines to a PNG, side by side over one x; those named `logarithmic` in
+    powers of two.
+    """
     with picture(path, (2 + 4.5 * len(panels), 3.8)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for panel, (y, lines) in zip(axes, panels.items(), strict=True):
@@ -107,7 +110,9 @@ def _errors(rows: Sequence[Row]) -> list[list[float]]:
 
 
 def _speed_errors(rows: Sequence[Row]) -> list[list[float]] | None:
-    """Distances from each speed-up to both ends of its range; None where a row has none, as in older tables."""
+    """Distances from each speed-up to both ends of its range; None where a row has none, as in
+    older tables.
+    """
     ranges = [row.get("speedup_interval") or [None, None] for row in rows]
     if any(end is None for ends in ranges for end in ends):
         return None
@@ -119,7 +124,9 @@ def _speed_errors(rows: Sequence[Row]) -> list[list[float]] | None:
 
 
 def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Rows by the choice that tells lines apart; those without one are static decoding, and left out."""
+    """Rows by the choice that tells lines apart; those without one are static decoding, and left
+    out.
+    """
     groups: dict[Any, list[Row]] = {}
     for row in _compared(study, rows):
         groups.setdefault(_choice(row, study.lines), []).append(row)
@@ -127,7 +134,9 @@ def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _compared(study: Study, rows: Sequence[Row]) -> list[Row]:
-    """The rows that have the choices of both axes; what is not set has no place on an axis of numbers."""
+    """The rows that have the choices of both axes; what is not set has no place on an axis of
+    numbers.
+    """
     wanted = {*_names(study.x), *_names(study.lines)}
     found = [row for row in rows[1:] if wanted <= row["settings"].keys()]
     return [
@@ -248,7 +257,9 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 
 
 def _bars(figure: Any, rows: Sequence[Row]) -> None:
-    """Exact answers with intervals, a row each; of causal models tokens a call, and speed where timed."""
+    """Exact answers with intervals, a row each; of causal models tokens a call, and speed where
+    timed.
+    """
     fields = {"tokens_per_network_call": "tokens / network call", "speedup": SPEED}
     if rows[0]["family"] != "causal":
         del fields["tokens_per_network_call"]

@@ -14,7 +14,9 @@ from paradec_jax.decode.machine.request import keys_of, seed_words
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pool:
-    """Training problems: prompts [N, P] with their lengths, and whole right texts [N, S] with theirs."""
+    """Training problems: prompts [N, P] with their lengths, and whole right texts [N, S] with
+    theirs.
+    """
 
     problems: list
     prompts: np.ndarray
@@ -29,7 +31,9 @@ class Pool:
 
 
 def draw_pool(model: Model, count: int, seed: int, steps: tuple[int, int]) -> Pool:
-    """The first `count` problems of the training split with so many steps; a right text ends in the stop token."""
+    """The first `count` problems of the training split with so many steps; a right text ends in the
+    stop token.
+    """
     assert model.tokenizer is not None
     problems = word_problems(count, seed=seed, steps=steps, split="train")
     prompts, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)

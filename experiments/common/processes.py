@@ -32,7 +32,9 @@ def claim_together(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None
 
 
 def on_this(tree: Any) -> Any:
-    """Arrays of several processes whole on one device of this one, for what each process computes alone."""
+    """Arrays of several processes whole on one device of this one, for what each process computes
+    alone.
+    """
     return jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(tree))
 
 
@@ -40,7 +42,8 @@ def by_first(what: str, work: Callable[[], Any]) -> None:
     """Work that process 0 does alone while the others wait; `what` is a name that a run uses once.
 
     Raises:
-      Exception: what the work raises; in the others, and of several processes for SystemExit, OSError or ValueError.
+      Exception: what the work raises; in the others, and of several processes for SystemExit,
+        OSError or ValueError.
     """
     with all_or_none():
         try:

@@ -11,11 +11,12 @@ from paradec_jax.evaluate.intervals import Numbers, speedup
 def quicker(
     seconds: Numbers, base: Numbers, work: float | int = 1, base_work: float | int = 1
 ) -> tuple[float, tuple[float, float]]:
-    """How many times as fast as another a thing is that is timed as a whole, and the range of `speedup` over passes.
+    """How many times as fast as another a thing is that is timed as a whole, and the range of
+    `speedup` over passes.
 
     Args:
-      seconds, base: seconds of each pass of the one and of the other, which took turns. A single pass tells nothing
-        of the spread: its range is (0, infinity).
+      seconds, base: seconds of each pass of the one and of the other, which took turns. A single
+        pass tells nothing of the spread: its range is (0, infinity).
       work, base_work: what each did in a pass.
     """
     columns = [np.reshape(np.asarray(of, np.float64), (-1, 1)) for of in (seconds, base)]
@@ -24,7 +25,9 @@ def quicker(
 
 
 def times(value: float, interval: Sequence[float | None] | None = None) -> str:
-    """A ratio as text with its range, or with the word that there is none; without either where None is given."""
+    """A ratio as text with its range, or with the word that there is none; without either where
+    None is given.
+    """
     if interval is None:
         return f"{value:.2f}x"
     finite = [end for end in interval if end is not None and math.isfinite(end)]

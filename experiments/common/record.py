@@ -1,4 +1,6 @@
-"""What the scripts write, and go on from: results beside the command, the options and the machine that made them."""
+"""What the scripts write, and go on from: results beside the command, the options and the machine
+that made them.
+"""
 
 import dataclasses
 import json
@@ -39,7 +41,8 @@ def write_record(
 
 
 def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ()) -> dict[str, Any]:
-    """What `write_record` writes as JSON: command, options (the seed is one), facts with dtypes, and the results.
+    """What `write_record` writes as JSON: command, options (the seed is one), facts with dtypes,
+    and the results.
 
     Paths stand as names, since folders differ between machines.
     """

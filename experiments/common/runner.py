@@ -1,8 +1,9 @@
 """Runs studies: many settings of the decoders on the same unseen problems.
 
-A paper's own `study.py` lists its studies and hands them to `command`. What a setting gave is written down as
-soon as it is known; a study that was stopped goes on with the settings that are missing. A row's speed-up is over
-the baseline that was timed in turns with it, whose own speed stands beside. Pictures are those of `plots.py`.
+A paper's own `study.py` lists its studies and hands them to `command`. What a setting gave is
+written down as soon as it is known; a study that was stopped goes on with the settings that are
+missing. A row's speed-up is over the baseline that was timed in turns with it, whose own speed
+stands beside. Pictures are those of `plots.py`.
 """
 
 import dataclasses
@@ -38,13 +39,14 @@ class Options:
       model: a model folder or the name of a bundled one.
       task: of generated problems, "words" or, for a model of `pointers.py`, "pointers".
       nearest: fewest look-ups that a query of the pointers is from the end of its chain.
-      needed: recurrences after which the slowest tokens of the model have settled, which says how wide waves are.
+      needed: recurrences after which the slowest tokens of the model have settled, which says how
+        wide waves are.
       problems: unseen problems.
       steps: fewest and most steps of word problems.
       budget: new tokens of a problem; room for the longest reference solution when None.
       seed: of problems and initial states.
-      split: of generated problems, "test" for those that nothing was chosen on, and "tune" for those that settings
-        are chosen on, whose tables have names of their own and no picture.
+      split: of generated problems, "test" for those that nothing was chosen on, and "tune" for
+        those that settings are chosen on, whose tables have names of their own and no picture.
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
       rows: problems decoded together when only answers count.
@@ -110,7 +112,9 @@ def main(studies: Mapping[str, Study], options: Options) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """Prompts, tokens that an answer may take (None for those of the longest reference), and what judges answers."""
+    """Prompts, tokens that an answer may take (None for those of the longest reference), and what
+    judges answers.
+    """
 
     prompts: Sequence[Problem | str]
     budget: int | None
@@ -209,7 +213,9 @@ def _decode(
 
 
 def _other_machine(path: Path) -> str | None:
-    """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
+    """What of the machine and its libraries differs from when a table was begun; each row tells its
+    own commit.
+    """
     made = json.loads(path.read_text())["facts"]
     before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
     return difference(before, now)

@@ -13,7 +13,8 @@ class Depth:
 
     Attributes:
       default: r of static decoding.
-      needed: recurrences after which the slowest tokens of a model have settled at the tightest threshold.
+      needed: recurrences after which the slowest tokens of a model have settled at the tightest
+        threshold.
     """
 
     default: int
@@ -38,8 +39,9 @@ class Study:
       others: the settings beside static decoding.
       x: the choice on the horizontal axis of its picture; None for a table without one.
       lines: the choice that tells lines apart.
-      kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed against
-        accuracy), "grid" (tokens a network call over x and lines, each of several choices), or "bars" (a row each).
+      kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed
+        against accuracy), "grid" (tokens a network call over x and lines, each of several choices),
+        or "bars" (a row each).
       family: of the models that it suits.
     """
 

@@ -1,4 +1,5 @@
-"""Block denoising in which each block's length is chosen by entropy, among those that the checkpoint serves.
+"""Block denoising in which each block's length is chosen by entropy, among those that the
+checkpoint serves.
 
 ::
 
@@ -7,16 +8,18 @@
                                    p p p a|                  the mean is low up to 4, so the block ends there
     then                           p p p a|_ _ _ _|         the next is read as a block of 4, which may begin here
 
-A block of length L begins at multiples of L, as in training, so each length must divide the next one. A block is read
-first as the longest that may begin at its place. With H the entropies of its masked positions, it becomes the longest
-one, of those that hold a mask, that has::
+A block of length L begins at multiples of L, as in training, so each length must divide the next
+one. A block is read first as the longest that may begin at its place. With H the entropies of its
+masked positions, it becomes the longest one, of those that hold a mask, that has::
 
     mean of H over the masked positions of the block <= length_entropy
 
-and the shortest of them where none has. That call is the block's first step as well: what it read after the block's
-end were masks. Rows choose on their own; the window holds the longest block, and a row sees of it what is its own.
+and the shortest of them where none has. That call is the block's first step as well: what it read
+after the block's end were masks. Rows choose on their own; the window holds the longest block, and
+a row sees of it what is its own.
 
-This decoder is of no paper. It shows that one can stand outside of the package, under the same laws.
+This decoder is of no paper. It shows that one can stand outside of the package, under the same
+laws.
 """
 
 import dataclasses
@@ -47,8 +50,8 @@ class ElasticKnobs(DenoisingKnobs):
     """Denoising, and how long blocks are.
 
     Attributes:
-      length_entropy: nats that the masked positions of a block may have in the mean where it could be shorter; None
-        asks nothing, so that blocks are as long as they may be.
+      length_entropy: nats that the masked positions of a block may have in the mean where it could
+        be shorter; None asks nothing, so that blocks are as long as they may be.
     """
 
     length_entropy: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=np.inf)
@@ -60,7 +63,8 @@ class ElasticCanvas(BlockCanvas):
     """A canvas of blocks of several lengths; `block` is the longest.
 
     Attributes:
-      span: length of each row's open block; before its first step the longest that may begin there, [B].
+      span: length of each row's open block; before its first step the longest that may begin there,
+        [B].
     """
 
     span: Int[Array, "B"]
@@ -78,14 +82,14 @@ class ElasticDenoised(Denoised):
 class ElasticDenoising(RuledDecoder):
     """`BlockDenoising`, fused, whose blocks differ in length.
 
-    With one length it is `BlockDenoising(length=..)`, token for token and call for call. So it is with several, at
-    the longest, where `length_entropy` asks nothing.
+    With one length it is `BlockDenoising(length=..)`, token for token and call for call. So it is
+    with several, at the longest, where `length_entropy` asks nothing.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls, B the longest length.
 
     Attributes:
-      lengths: those that it chooses among, ascending, each a multiple of the one before; all that the checkpoint
-        serves when None.
+      lengths: those that it chooses among, ascending, each a multiple of the one before; all that
+        the checkpoint serves when None.
       rule, top_p_rule: as in `BlockDenoising`.
     """
 
@@ -114,7 +118,9 @@ class ElasticDenoising(RuledDecoder):
         return self.choices[-1]
 
     def init(self, params: Any, request: Request, knobs: ElasticKnobs) -> ElasticCanvas:
-        """Reads the prompts' whole blocks of the longest length, and does the first step along with them."""
+        """Reads the prompts' whole blocks of the longest length, and does the first step along with
+        them.
+        """
         canvas = fresh(self, request)
         state = ElasticCanvas(**vars(canvas), span=jnp.full_like(canvas.cached, self.block))
         state, call = read_prompt(self, params, state, request, opens=True)
@@ -123,7 +129,9 @@ class ElasticDenoising(RuledDecoder):
     def step(
         self, params: Any, state: ElasticCanvas, knobs: ElasticKnobs
     ) -> tuple[ElasticCanvas, ElasticDenoised]:
-        """One call: a step in each row's open block, and the store of the one before where it is clean."""
+        """One call: a step in each row's open block, and the store of the one before where it is
+        clean.
+        """
         state, call = self._read(params, state)
         return self._advance(params, state, call, knobs)
 
@@ -209,7 +217,9 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def longest_at(start: Int[Array, "B"], lengths: tuple[int, ...]) -> Int[Array, "B"]:
-    """The longest block that may begin at each of these positions, which are multiples of the shortest."""
+    """The longest block that may begin at each of these positions, which are multiples of the
+    shortest.
+    """
     found = jnp.full_like(start, lengths[0])
     for length in lengths[1:]:
         found = jnp.where(start % length == 0, length, found)

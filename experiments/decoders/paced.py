@@ -1,8 +1,8 @@
 """A wave that keeps a pace whatever the weights say, for timings and counts on random weights.
 
-With random weights drafts change at every step and nothing converges. Here every token is the same, so drafts agree.
-No state counts as still, and a position leaves after as many recurrences as the knobs allow. A step costs what a step
-of the wavefront costs; the text means nothing.
+With random weights drafts change at every step and nothing converges. Here every token is the same,
+so drafts agree. No state counts as still, and a position leaves after as many recurrences as the
+knobs allow. A step costs what a step of the wavefront costs; the text means nothing.
 """
 
 import dataclasses
@@ -36,10 +36,11 @@ def same_token(network: RecurrentDepthNetwork) -> SameToken:
 def paced_wavefront(
     recurrence: int, inner_recurrence: int, window: int | None = None, **options: Any
 ) -> tuple[Wavefront, Any]:
-    """A wave and its knobs that give each token `recurrence` recurrences, or up to a step more, on `same_token`.
+    """A wave and its knobs that give each token `recurrence` recurrences, or up to a step more, on
+    `same_token`.
 
-    Once the window is full, a token is committed each step; by default the window is as wide as that takes. `options`
-    are further fields of `Wavefront`.
+    Once the window is full, a token is committed each step; by default the window is as wide as
+    that takes. `options` are further fields of `Wavefront`.
     """
     steps = -(-recurrence // inner_recurrence)
     wave = Wavefront(

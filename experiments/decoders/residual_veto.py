@@ -1,4 +1,6 @@
-"""A residual head as a veto: it judges what an aggressive threshold would reveal, before it is revealed."""
+"""A residual head as a veto: it judges what an aggressive threshold would reveal, before it is
+revealed.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -38,7 +40,8 @@ class VetoKnobs(DenoisingKnobs):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Vetoed(Denoised):
-    """What a call proposed in a block of each row, and what was left of it; scores are those before the head's call.
+    """What a call proposed in a block of each row, and what was left of it; scores are those before
+    the head's call.
 
     Attributes:
       proposed: positions that the rule chose, [B, W].
@@ -53,17 +56,18 @@ class Vetoed(Denoised):
 
 @dataclasses.dataclass(frozen=True)
 class ResidualVeto(HeadDecoder):
-    """Denoises by the dynamic rule and leaves masked what the head doubts; the head itself reveals nothing.
+    """Denoises by the dynamic rule and leaves masked what the head doubts; the head itself reveals
+    nothing.
 
-    With z the network's logits of a block, r the head's residual, x the proposed token of a position and tau the
-    threshold, a proposal falls where::
+    With z the network's logits of a block, r the head's residual, x the proposed token of a
+    position and tau the threshold, a proposal falls where::
 
         change       |(U r)_x| > delta         the head reads the block as the network did (the released form)
         confidence   softmax(z + U r)_x <= tau     it reads it with all proposals revealed (the authors' later form)
 
-    If all of a step fall, the one that moved least, or is surest, stays. So a step with one proposal needs no head,
-    and none is asked. By confidence only those fall that were above tau before: what a schedule of fewer steps adds
-    was not proposed for being sure, and stays.
+    If all of a step fall, the one that moved least, or is surest, stays. So a step with one
+    proposal needs no head, and none is asked. By confidence only those fall that were above tau
+    before: what a schedule of fewer steps adds was not proposed for being sure, and stays.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
@@ -87,13 +91,17 @@ class ResidualVeto(HeadDecoder):
         return "dynamic"
 
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
-        """Network and head read the prompts' whole blocks, and the first step is done along with them."""
+        """Network and head read the prompts' whole blocks, and the first step is done along with
+        them.
+        """
         state = fresh_with_head(self, request)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         return judged(self, params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:
-        """One call of the network and one of the head: a step in each row's open block, or a store, or both."""
+        """One call of the network and one of the head: a step in each row's open block, or a store,
+        or both.
+        """
         state, call = read_block(self, params["network"], state, self.fuse_store)
         return judged(self, params, state, call, knobs)
 
@@ -101,7 +109,9 @@ class ResidualVeto(HeadDecoder):
 def judged(
     decoder: Any, params: Any, state: HeadCanvas, call: BlockRead, knobs: VetoKnobs
 ) -> tuple[HeadCanvas, Vetoed]:
-    """The rule's proposals after a call of the network, the store, the head's judgement, the reveals."""
+    """The rule's proposals after a call of the network, the store, the head's judgement, the
+    reveals.
+    """
     network, before, step, judge = decoder.network, state, state.step, decoder.judge
     state, logits, choice = decoder.denoise(params["network"], before, call, knobs)
     info = Denoised.of(before, call, choice)

@@ -1,7 +1,9 @@
 """Causal models side by side on the same unseen problems.
 
-For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a model was
-distilled: the first model is the one that the others are paired with. Every decoder here keeps a model's
+For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a
+model was
+distilled: the first model is the one that the others are paired with. Every decoder here keeps a
+  model's
 answers, so exact answers belong to the model, tokens a network call to model and decoder:
 
     python -m experiments.jacobi.side_by_side tiny-causal runs/mask-nc/model runs/mask-clean/model
@@ -30,7 +32,8 @@ class Options:
     """What to compare.
 
     Attributes:
-      models: model folders or names of bundled models, the one that the others are paired with first.
+      models: model folders or names of bundled models, the one that the others are paired with
+        first.
       calls: whether Jacobi decoders run too; without them only answers are compared.
       block: n, tokens of a block at inference.
       problems: unseen problems.
@@ -102,7 +105,8 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, dtypes
 
 
-# `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired with the first one.
+# `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired
+# with the first one.
 RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baseline_exact")
 
 

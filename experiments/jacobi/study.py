@@ -1,8 +1,8 @@
 """The studies of Jacobi decoding: `python -m experiments.jacobi.study jacobi_table --timed 0`.
 
-Tables 1 and 2 of Jacobi Forcing (arXiv 2512.14681), and sweeps. All of these write what autoregressive
-decoding writes, so what differs is the number of tokens a network call, and the speed. Sweeps have many rows:
-`--timed 0` leaves the speed out.
+Tables 1 and 2 of Jacobi Forcing (arXiv 2512.14681), and sweeps. All of these write what
+autoregressive decoding writes, so what differs is the number of tokens a network call, and the
+speed. Sweeps have many rows: `--timed 0` leaves the speed out.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,9 @@ def table() -> list[Setting]:
 
 
 def sweep() -> list[Setting]:
-    """Block size, blocks in flight, pool and spawn ratio. A single block is never spawned, so it has no ratio."""
+    """Block size, blocks in flight, pool and spawn ratio. A single block is never spawned, so it
+    has no ratio.
+    """
     return [
         multiblock(n, blocks, spawn, pool=pool)
         for blocks in (1, 2, 3)
@@ -60,7 +62,9 @@ def sweep() -> list[Setting]:
 
 
 def candidates() -> list[Setting]:
-    """Candidates verified in a call of a running window: next-best alternatives alone (pool 0), or a pool's first."""
+    """Candidates verified in a call of a running window: next-best alternatives alone (pool 0), or
+    a pool's first.
+    """
     alone = [jacobi(16, running=True, candidates=count) for count in (1, 2, 3, 4, 6, 8)]
     return [
         *alone,

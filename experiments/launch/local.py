@@ -1,9 +1,11 @@
-"""Starts a command as several processes on this machine, which find each other; all end when one fails.
+"""Starts a command as several processes on this machine, which find each other; all end when one
+fails.
 
-`python -m experiments.launch.local --processes 2 --devices 2 -- paradec train sft --model M --data F`
+`python -m experiments.launch.local --processes 2 --devices 2 -- paradec train sft --model M --data
+F`
 
-SIGTERM and SIGINT go on to all of them; a run of `fit` then saves and ends with code 0. Those that have not ended
-when `--grace` is over, since one of them hangs as a rule, are killed.
+SIGTERM and SIGINT go on to all of them; a run of `fit` then saves and ends with code 0. Those that
+have not ended when `--grace` is over, since one of them hangs as a rule, are killed.
 """
 
 import argparse
@@ -19,11 +21,13 @@ from collections.abc import Iterator, Sequence
 
 # What `paradec_jax.train.processes` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
-# In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for ever; with the pass
-# on, joined all-reduces meet others of the next process, and gloo ends both ("Received data size doesn't match").
+# In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for
+# ever; with the pass on, joined all-reduces meet others of the next process, and gloo ends both
+# ("Received data size doesn't match").
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
 WITHOUT, PASS = "--xla_disable_hlo_passes=", "cpu-all-reduce-combiner"
-# Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must be many.
+# Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must
+# be many.
 MANY = 16  # a device
 
 
@@ -69,7 +73,8 @@ class Asked:
 def watch(
     children: Sequence[subprocess.Popen[bytes]], patience_s: float, asked: Asked, grace_s: float
 ) -> int:
-    """Waits for all; kills the others so many seconds after one fails, and all so many after they are asked to end.
+    """Waits for all; kills the others so many seconds after one fails, and all so many after they
+    are asked to end.
 
     Returns:
       0 where all end with 0, else the code of the one that failed first; 128 + n for signal n.

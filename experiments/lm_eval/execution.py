@@ -1,12 +1,14 @@
 """Runs generated code and its tests, one sample a process.
 
-**This guards against accidents only: it is no sandbox.** A sample gets a fresh interpreter (`-I`) in its own session,
-its own temporary folder, an empty environment, no standard input, and limits on memory, time, files and processes.
-Where Linux lets an ordinary user make one (`unshare -rn`), it gets a namespace without a network. It can still read
-and write what the user can: run code that you do not trust in a container or a virtual machine.
+**This guards against accidents only: it is no sandbox.** A sample gets a fresh interpreter (`-I`)
+in its own session, its own temporary folder, an empty environment, no standard input, and limits on
+memory, time, files and processes. Where Linux lets an ordinary user make one (`unshare -rn`), it
+gets a namespace without a network. It can still read and write what the user can: run code that you
+do not trust in a container or a virtual machine.
 
-A sample passes only if the parent reads a random word that the child writes after the tests: code that ends the
-interpreter early does not pass. The parent starts this file as a script, which is the child.
+A sample passes only if the parent reads a random word that the child writes after the tests: code
+that ends the interpreter early does not pass. The parent starts this file as a script, which is the
+child.
 """
 
 import ast
@@ -53,7 +55,8 @@ class Outcome:
 
     Attributes:
       passed: whether the tests ran to their end.
-      reason: "passed"; "failed" (an exception, an early exit, a signal); "timeout"; "error" (it never started).
+      reason: "passed"; "failed" (an exception, an early exit, a signal); "timeout"; "error" (it
+        never started).
       stderr: end of what it wrote to standard error.
     """
 
@@ -73,7 +76,8 @@ def execute(code: str, tests: str, limits: Limits = Limits()) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="sample-", ignore_cleanup_errors=True) as folder:
         inside, report, errors = (Path(folder) / name for name in ("inside", "report", "errors"))
         inside.mkdir()
-        # The code has a file of its own too, which the child parses first: an open quote must not swallow the tests.
+        # The code has a file of its own too, which the child parses first: an open quote must not
+        # swallow the tests.
         for name, text in (("candidate.py", code + "\n"), ("program.py", f"{code}\n{tests}")):
             (inside / name).write_text(text, encoding="utf-8", errors="replace")
         word = secrets.token_hex(16)
@@ -105,7 +109,9 @@ def has_network_namespace() -> bool:
 def _run(
     command: list[str], folder: Path, report: Path, errors: Path, seconds: float
 ) -> int | None:
-    """Exit status of a command, None where the clock ended it; its whole process group is killed at the end."""
+    """Exit status of a command, None where the clock ended it; its whole process group is killed at
+    the end.
+    """
     with report.open("wb") as out, errors.open("wb") as err:
         process = Popen(
             command,
@@ -129,7 +135,8 @@ def _run(
 def child(word: str, memory: int, processor: int, file: int, processes: int) -> None:
     """Sets the limits, runs `program.py` of the working folder and reports the word after its end."""
     sys.argv[:] = ["program.py"]
-    # What the program prints goes nowhere; the report stays open under a number that the program does not know.
+    # What the program prints goes nowhere; the report stays open under a number that the program
+    # does not know.
     report, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -138,7 +145,8 @@ def child(word: str, memory: int, processor: int, file: int, processes: int) -> 
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         hard = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        # The soft limit of time ends the process with SIGXCPU, which the parent tells from other ends.
+        # The soft limit of time ends the process with SIGXCPU, which the parent tells from other
+        # ends.
         resource.setrlimit(kind, (min(processor, hard) if name == "CPU" else hard, hard))
     write, end, number = os.write, os._exit, os.getpid  # the program may put its own in their place
     own = number()

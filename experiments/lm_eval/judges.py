@@ -1,4 +1,6 @@
-"""Judges that lm-eval calls for the tasks beside this file: code is run, and answers in `\\boxed{}` are compared."""
+"""Judges that lm-eval calls for the tasks beside this file: code is run, and answers in `\\boxed{}`
+are compared.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +34,8 @@ def mbpp_docs(rows: Any) -> Any:
     """The tasks that are asked, a dataset with "prompt" and "tests".
 
     Args:
-      rows: a dataset of mbpp.jsonl ("text", "test_setup_code") or sanitized-mbpp.json ("prompt", "test_imports").
+      rows: a dataset of mbpp.jsonl ("text", "test_setup_code") or sanitized-mbpp.json ("prompt",
+        "test_imports").
     """
     solved = {row["task_id"]: row for row in rows if row["task_id"] in EXAMPLES}
     before = "".join(

@@ -1,10 +1,12 @@
-"""Scores a model and a decoder on a benchmark file that you bring, by lm-eval. Nothing is downloaded.
+"""Scores a model and a decoder on a benchmark file that you bring, by lm-eval. Nothing is
+downloaded.
 
     python -m experiments.lm_eval.run gsm8k test.jsonl --model DIR --examples train.jsonl --shots 5
-    python -m experiments.lm_eval.run humaneval HumanEval.jsonl.gz --model DIR --decoder jacobi --execute
+    python -m experiments.lm_eval.run humaneval HumanEval.jsonl.gz --model DIR --decoder jacobi
+    --execute
 
-Needs the extra `eval`. Tasks are the YAML files beside this script; more of lm-eval's are asked from Python with
-`tasks_of` and `paradec_jax.evaluate.harness.DecoderLM`.
+Needs the extra `eval`. Tasks are the YAML files beside this script; more of lm-eval's are asked
+from Python with `tasks_of` and `paradec_jax.evaluate.harness.DecoderLM`.
 """
 
 import dataclasses
@@ -31,7 +33,8 @@ class Options:
       task: name of a task.
       file: its items.
       model: what `paradec_jax.load` takes.
-      decoder: as of `paradec compare`, "jacobi --block 8"; the last one of the model's family when None.
+      decoder: as of `paradec compare`, "jacobi --block 8"; the last one of the model's family when
+        None.
       limit: items at most, the first ones.
       shots: solved examples before each item, from `examples`.
       examples: file of solved examples; a GSM8K train split.

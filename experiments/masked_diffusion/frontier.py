@@ -1,4 +1,5 @@
-"""Perplexity at equal entropy: a student beside its teacher at as many steps and a lower temperature.
+"""Perplexity at equal entropy: a student beside its teacher at as many steps and a lower
+temperature.
 
 ::
 
@@ -9,9 +10,11 @@
                +---------------
                  4-gram entropy
 
-A lower temperature lowers perplexity and entropy together, so a perplexity alone proves nothing. The curve is read
-at the student's entropy, linear in log-perplexity between its points. Intervals are 95%, by jackknife over groups of
-samples: all rows lose the same group, since sample i has the same key in each, and everything is computed anew.
+A lower temperature lowers perplexity and entropy together, so a perplexity alone proves nothing.
+The curve is read at the student's entropy, linear in log-perplexity between its points. Intervals
+are 95%, by jackknife over groups of
+samples: all rows lose the same group, since sample i has the same key in each, and everything is
+  computed anew.
 """
 
 import math
@@ -61,7 +64,9 @@ def with_interval(value: Value, rows: Sequence[Row]) -> tuple[float, list[float 
 
 
 def at_entropy(curve: Sequence[Row], entropy: float, group: int | None) -> float:
-    """Log-perplexity of a curve at an entropy: linear between its points, beyond its ends as between the last two."""
+    """Log-perplexity of a curve at an entropy: linear between its points, beyond its ends as
+    between the last two.
+    """
     points = sorted((fourgram_entropy(row, group), log_perplexity(row, group)) for row in curve)
     x, y = np.asarray(points).T
     right = int(np.clip(np.searchsorted(x, entropy), 1, len(x) - 1))
@@ -77,7 +82,9 @@ def spans(curve: Sequence[Row], row: Row) -> bool:
 
 
 def compared(row: Row, curve: Sequence[Row]) -> dict[str, Any]:
-    """A row's perplexity over that of a curve at its entropy; None where the curve does not reach it."""
+    """A row's perplexity over that of a curve at its entropy; None where the curve does not reach
+    it.
+    """
     told = {
         "line": row["line"],
         "steps": row["steps"],
@@ -102,7 +109,8 @@ def compared(row: Row, curve: Sequence[Row]) -> dict[str, Any]:
 
 
 def bars(teacher: Mapping[int, Row], student: Mapping[int, Row]) -> list[dict[str, Any]]:
-    """What a last student should reach, from rows by steps at temperature 1; a bar without its rows is left out.
+    """What a last student should reach, from rows by steps at temperature 1; a bar without its rows
+    is left out.
 
     ::
 

@@ -1,4 +1,6 @@
-"""What held-out text costs under a model of characters: a bound for a denoiser, the likelihood for a causal model."""
+"""What held-out text costs under a model of characters: a bound for a denoiser, the likelihood for
+a causal model.
+"""
 
 import dataclasses
 import math
@@ -14,10 +16,11 @@ from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 
 
 def per_token(found: Sequence[Bound]) -> tuple[float, float]:
-    """Nats a scored position over all rows, and the standard error of that ratio over rows and draws.
+    """Nats a scored position over all rows, and the standard error of that ratio over rows and
+    draws.
 
-    R = sum n / sum c; its error is that of independent rows, `sqrt(N / (N - 1) sum (n_i - R c_i)^2) / sum c`,
-    infinite for a single row.
+    R = sum n / sum c; its error is that of independent rows, `sqrt(N / (N - 1) sum (n_i - R c_i)^2)
+    / sum c`, infinite for a single row.
     """
     nats, counts = np.asarray([(bound.nats, bound.count) for bound in found]).T
     mean = nats.sum() / counts.sum()

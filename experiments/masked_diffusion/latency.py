@@ -1,16 +1,20 @@
-"""Seconds of a whole text: a denoiser in N steps beside one-by-one decoding with a cache, and where the two cross.
+"""Seconds of a whole text: a denoiser in N steps beside one-by-one decoding with a cache, and where
+the two cross.
 
     python -m experiments.masked_diffusion.latency                                      # measured at a tiny size
-    python -m experiments.masked_diffusion.latency --preset mdlm-1.3b --dtype bfloat16  # on an accelerator
-    python -m experiments.masked_diffusion.latency --preset mdlm-1.3b --dtype bfloat16 --rates 4.8e12 9.9e14
+    python -m experiments.masked_diffusion.latency --preset mdlm-1.3b --dtype bfloat16  # on an
+    accelerator python -m experiments.masked_diffusion.latency --preset mdlm-1.3b --dtype bfloat16
+    --rates 4.8e12 9.9e14
 
-Both sides have random weights, as many of them, one dtype and one compiled loop each; beside the seconds stand those
-that the limits of the device leave. The denoiser multiplies and reads hardly anything, the other side reads all
-weights for every token and hardly multiplies: a batch divides the reading among its rows, so the ratio falls with it.
-With `--rates` (bytes and operations a second, such as a data sheet has them) nothing runs: the seconds are those that
-`--shares` of these rates give.
+Both sides have random weights, as many of them, one dtype and one compiled loop each; beside the
+seconds stand those that the limits of the device leave. The denoiser multiplies and reads hardly
+anything, the other side reads all weights for every token and hardly multiplies: a batch divides
+the reading among its rows, so the ratio falls with it. With `--rates` (bytes and operations a
+second, such as a data sheet has them) nothing runs: the seconds are those that `--shares` of these
+rates give.
 
-SDTT (arXiv 2410.21035), figures 1 and 20 to 22, tells of 8 and 4 times at 16 and 32 steps and batch 8.
+SDTT (arXiv 2410.21035), figures 1 and 20 to 22, tells of 8 and 4 times at 16 and 32 steps and batch
+8.
 """
 
 import dataclasses
@@ -106,7 +110,9 @@ def denoiser_of(options: Options) -> MaskedDiffusionConfig:
 
 
 def rival_of(config: MaskedDiffusionConfig) -> CausalConfig:
-    """A causal transformer of as many weights: its gated MLP has three matrices in the place of two."""
+    """A causal transformer of as many weights: its gated MLP has three matrices in the place of
+    two.
+    """
     return CausalConfig(
         vocab_size=config.vocab_size,
         width=config.width,
@@ -166,7 +172,9 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
 
 
 def predicted(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
-    """Rows of both sides at every batch by formula: the slower of reading and multiplying, at shares of the rates."""
+    """Rows of both sides at every batch by formula: the slower of reading and multiplying, at
+    shares of the rates.
+    """
     assert options.rates is not None
     read, multiplied = (
         rate * share for rate, share in zip(options.rates, options.shares, strict=True)
@@ -203,7 +211,9 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def crossovers(rows: Sequence[Row]) -> dict[int, float | None]:
-    """For each N the batch at which both sides take as long, logarithms interpolated; None where none does."""
+    """For each N the batch at which both sides take as long, logarithms interpolated; None where
+    none does.
+    """
     found: dict[int, float | None] = {}
     for steps in dict.fromkeys(row["steps"] for row in rows if row["steps"] is not None):
         mine = sorted((row["batch"], row["speedup"]) for row in rows if row["steps"] == steps)

@@ -1,12 +1,13 @@
-"""A law that is known exactly, a Markov chain over a few symbols, and the denoiser that knows it: the perfect one.
+"""A law that is known exactly, a Markov chain over a few symbols, and the denoiser that knows it:
+the perfect one.
 
-What is hidden depends on what is shown through its nearest neighbours alone, so that forward-backward comes down to
-two powers of the transitions T::
+What is hidden depends on what is shown through its nearest neighbours alone, so that
+forward-backward comes down to two powers of the transitions T::
 
     p(x_i = v | shown)  ~  T^(i - l)[x_l, v] T^(r - i)[v, x_r]        l, r the nearest shown positions
 
-Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that of the second.
-`experiments.tasks.chains` has the law itself.
+Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that
+of the second. `experiments.tasks.chains` has the law itself.
 """
 
 import dataclasses
@@ -31,8 +32,8 @@ class Chain(MarkovLaw):
     """A law in which every symbol may follow every other one.
 
     Attributes:
-      weights: probabilities of the transitions out of a symbol, all of them above 0; each symbol has them in an order
-        of its own.
+      weights: probabilities of the transitions out of a symbol, all of them above 0; each symbol
+        has them in an order of its own.
       length: L, symbols of a text.
       seed: of those orders.
     """
@@ -107,7 +108,9 @@ class ChainDenoiser:
         prefix: Prefix | None = None,
         mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
-        """One call; head inputs are the logarithms of the posteriors, which at shown positions are one-hot."""
+        """One call; head inputs are the logarithms of the posteriors, which at shown positions are
+        one-hot.
+        """
         del params, prefix, positions
         (batch, width), symbols = inputs.shape, self.chain.symbols
         shown = inputs != symbols

@@ -1,18 +1,21 @@
-"""What a trained denoiser, its students and the perfect denoiser write, against the law: how far, how varied.
+"""What a trained denoiser, its students and the perfect denoiser write, against the law: how far,
+how varied.
 
-`python -m experiments.masked_diffusion.markov_study`, after `markov_train`. All measures are in nats, those of
-samples a symbol::
+`python -m experiments.masked_diffusion.markov_study`, after `markov_train`. All measures are in
+nats, those of samples a symbol::
 
     cross-entropy   mean of -log p(x) over samples x of a model in N steps, p the law
     entropy         mean of -log q(x), q the law of what the model writes in N steps
     KL(q || p)      cross-entropy - entropy: of whole texts, over their length
 
-q is exact for the perfect denoiser. For other networks it lies between two estimates, which are close to one another
-(`sample_law`); a figure is the middle, and its 95% interval reaches from the end of the lower one's to that of the
-upper one's. Sample i is drawn with the same key by every model, so that differences are taken sample by sample.
+q is exact for the perfect denoiser. For other networks it lies between two estimates, which are
+close to one another (`sample_law`); a figure is the middle, and its 95% interval reaches from the
+end of the lower one's to that of the upper one's. Sample i is drawn with the same key by every
+model, so that differences are taken sample by sample.
 
-The bound of a model is held against the perfect denoiser's on the same texts and masks, whose mean is the law's own
--log p (but for the last thousandth of the noise, which neither sees): the difference is the bound less the floor.
+The bound of a model is held against the perfect denoiser's on the same texts and masks, whose mean
+is the law's own -log p (but for the last thousandth of the noise, which neither sees): the
+difference is the bound less the floor.
 
 Each row is kept in FOLDER/measured when it is done, so that a study that was stopped goes on.
 """
@@ -105,7 +108,9 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """Samples of a model: of each the cost under the law, and what log q lies between, in nats a symbol."""
+    """Samples of a model: of each the cost under the law, and what log q lies between, in nats a
+    symbol.
+    """
 
     cross: np.ndarray
     low: np.ndarray
@@ -127,7 +132,9 @@ Key = tuple[str, int, float]  # model, steps, temperature
 
 
 def writers_of(folder: Path, chain: Chain) -> list[Writer]:
-    """The perfect denoiser, the teacher, and the students, each called by the steps that it aims at."""
+    """The perfect denoiser, the teacher, and the students, each called by the steps that it aims
+    at.
+    """
     students = recipe_of(folder).students
     found = [Writer(PERFECT, ChainDenoiser(chain), None, chain.digest)]
     found.append(writer_of(TEACHER, folder / "teacher" / "model"))
@@ -259,11 +266,13 @@ def apart(first: Measured, second: Measured) -> tuple[float, list[float]]:
 
 
 def at_equal_entropy(one: Measured, sweep: Sequence[Measured]) -> tuple[float, list[float]] | None:
-    """KL of a model less that of another one at the temperature at which it is as varied; None beyond its sweep.
+    """KL of a model less that of another one at the temperature at which it is as varied; None
+    beyond its sweep.
 
-    Between two temperatures a and b the other's cross-entropy is a line over its entropy, `c(h) = c_a + s (h - h_a)`.
-    At equal entropy a difference of KL is one of cross-entropy, and with w the place between a and b it is the mean
-    of `u - (1 - w) u_a - w u_b`, where u is a sample's cost under the law less s times its surprise.
+    Between two temperatures a and b the other's cross-entropy is a line over its entropy, `c(h) =
+    c_a + s (h - h_a)`. At equal entropy a difference of KL is one of cross-entropy, and with w the
+    place between a and b it is the mean of `u - (1 - w) u_a - w u_b`, where u is a sample's cost
+    under the law less s times its surprise.
     """
     entropy = float(one.surprise.mean())
     line = sorted(sweep, key=lambda point: point.surprise.mean())
@@ -282,7 +291,9 @@ def at_equal_entropy(one: Measured, sweep: Sequence[Measured]) -> tuple[float, l
 
 
 def bounds_of(writers: Sequence[Writer], chain: Chain, options: Options) -> list[dict[str, Any]]:
-    """What texts of the law cost under each model, in nats a text, and how much more than under the perfect one."""
+    """What texts of the law cost under each model, in nats a text, and how much more than under the
+    perfect one.
+    """
     spans = [Span(tuple(text)) for text in chain.draw(options.texts, [options.seed, 3]).tolist()]
     costs = {
         writer.name: np.asarray(
@@ -318,7 +329,9 @@ def bounds_of(writers: Sequence[Writer], chain: Chain, options: Options) -> list
 def bars_of(
     rows: Mapping[Key, Measured], costs: Sequence[Mapping[str, Any]], last: str, options: Options
 ) -> list[dict[str, Any]]:
-    """What was wanted, what came out, and whether it is met: the figure itself, and its whole interval."""
+    """What was wanted, what came out, and whether it is met: the figure itself, and its whole
+    interval.
+    """
     found = []
 
     def add(

@@ -1,11 +1,14 @@
 """Trains a denoiser of a law that is known, and halves its steps again and again.
 
-`python -m experiments.masked_diffusion.markov_train`. The text is one long run of a Markov chain (`markov.Chain`),
-of which all is known exactly. The teacher comes first; then four rounds of self-distillation take it from 32 steps to
-2. A run that was stopped, or that its limit of minutes ended, goes on where its last checkpoint stood when the same
+`python -m experiments.masked_diffusion.markov_train`. The text is one long run of a Markov chain
+(`markov.Chain`), of which all is known exactly. The teacher comes first; then four rounds of
+self-distillation take it from 32 steps to
+2. A run that was stopped, or that its limit of minutes ended, goes on where its last checkpoint
+  stood when the same
 command is given again:
 
-    FOLDER/recipe.json  FOLDER/teacher/model/  FOLDER/students/round-0/model/  FOLDER/students/round-1/model/  ...
+    FOLDER/recipe.json  FOLDER/teacher/model/  FOLDER/students/round-0/model/
+    FOLDER/students/round-1/model/  ...
 
 `markov_study` measures what came out.
 """
@@ -53,7 +56,8 @@ class Recipe:
 
     Attributes:
       chain: the law.
-      symbols: length of the text that windows are taken from. What is judged are texts drawn apart from it.
+      symbols: length of the text that windows are taken from. What is judged are texts drawn apart
+        from it.
       width, layers: sizes of the denoiser.
       updates: number of updates of the teacher.
       students: all rounds of self-distillation.
@@ -98,7 +102,9 @@ def recipe_of(folder: Path) -> Recipe:
 def trained(
     objective: Any, folder: Path, run: Path, until: float, rows: int, **options: Any
 ) -> bool:
-    """Trains FOLDER/model on the text of a run where it is not there; tells whether it is, or the time is over."""
+    """Trains FOLDER/model on the text of a run where it is not there; tells whether it is, or the
+    time is over.
+    """
     if not (folder / "model").exists():
         left = max((until - time.monotonic()) / 60, 0.0)
         options |= {

@@ -1,15 +1,18 @@
-"""Students of a law that is known, distilled in other ways: divergences, lengths of rounds, jumps, resets, grids.
+"""Students of a law that is known, distilled in other ways: divergences, lengths of rounds, jumps,
+resets, grids.
 
-`python -m experiments.masked_diffusion.markov_variants`, after `markov_train`. A variant is called as on the other
-ground (`recipes/sdtt.sh`) and differs from the run's own students in the same way. All begin at the same teacher and
-end at the same aim. But for the studied length of rounds all have as many updates as `half-rounds`, half of the run's
-own students', which are `halves`; where a round jumps farther there are fewer rounds, each of more updates:
+`python -m experiments.masked_diffusion.markov_variants`, after `markov_train`. A variant is called
+as on the other ground (`recipes/sdtt.sh`) and differs from the run's own students in the same way.
+All begin at the same teacher and end at the same aim. But for the studied length of rounds all have
+as many updates as `half-rounds`, half of the run's own students', which are `halves`; where a round
+jumps farther there are fewer rounds, each of more updates:
 
     half-rounds 32 -> 16 -> 8 -> 4 -> 2      fourths 32 -> 8 -> 2      eighths 16 -> 2
 
-The last student of each is measured as `markov_study` does it, at equal seeds, and on request those of all rounds
-where the length of rounds is studied. A network in bfloat16 stands beside its float32 one. What was trained and
-measured stays in FOLDER/variants and FOLDER/measured: a call that was stopped goes on when it is given again.
+The last student of each is measured as `markov_study` does it, at equal seeds, and on request those
+of all rounds where the length of rounds is studied. A network in bfloat16 stands beside its float32
+one. What was trained and measured stays in FOLDER/variants and FOLDER/measured: a call that was
+stopped goes on when it is given again.
 """
 
 import dataclasses
@@ -40,7 +43,8 @@ STUDIES = {
     "targets": (REFERENCE, "grid-released"),
 }
 NAMES = tuple(dict.fromkeys(name for names in STUDIES.values() for name in names))
-# What differs from a run's own students: share of a round's updates (else a half), jump over theirs, rules, rounds.
+# What differs from a run's own students: share of a round's updates (else a half), jump over
+# theirs, rules, rounds.
 LENGTHS = {OWN: 1.0, "short-rounds": 0.25}
 JUMPS = {"fourths": 2, "eighths": 4}
 RULES: dict[str, dict[str, Any]] = {
@@ -131,7 +135,9 @@ class Student:
 
 
 def variant(name: str, own: Sdtt, updates: int) -> tuple[Sdtt, int]:
-    """What a name means beside a run's own students of so many updates a round: students, and updates of a round."""
+    """What a name means beside a run's own students of so many updates a round: students, and
+    updates of a round.
+    """
     steps, aim = own.rounds * max(int(updates * LENGTHS.get(name, 0.5)), 1), own.aim
     jump, rounds = own.rules.jump * JUMPS.get(name, 1), own.rounds
     if name in JUMPS:
@@ -145,7 +151,8 @@ def variant(name: str, own: Sdtt, updates: int) -> tuple[Sdtt, int]:
 
 
 def trained(options: Options) -> dict[str, tuple[Sdtt, Path]] | None:
-    """Rounds and folder of each variant, trained where it was not; None where the minutes were over.
+    """Rounds and folder of each variant, trained where it was not; None where the minutes were
+    over.
 
     Raises:
       ValueError: a folder whose teacher or own students are not done.
@@ -193,7 +200,9 @@ def rows_of(
     sweeps: Sweeps,
     cost: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a model, one a number of steps; figures in nats a symbol, of bounds in nats a text."""
+    """The rows of a model, one a number of steps; figures in nats a symbol, of bounds in nats a
+    text.
+    """
     for steps, sweep in sweeps.items():
         mine = found[student.writer.name, steps]
         row = {"variant": student.variant, "round": student.which, "aims_at": student.aim}
@@ -223,7 +232,9 @@ def told(row: Mapping[str, Any]) -> str:
 def plot(
     rows: Sequence[Mapping[str, Any]], perfect: Sequence[Mapping[str, Any]], options: Options
 ) -> None:
-    """A picture a study: KL over entropy, a panel for each N below 8, and the tempered perfect denoiser in each."""
+    """A picture a study: KL over entropy, a panel for each N below 8, and the tempered perfect
+    denoiser in each.
+    """
     for study, names in STUDIES.items():
         some = [row for row in rows if row["variant"] in names]
         if len({row["variant"] for row in some}) < 2:

@@ -1,28 +1,29 @@
 """How likely a sampler of N steps is to write a text, and so the exact entropy of its samples.
 
-A sampler draws a partition g of the positions into N groups, each position's alike and apart from the others, and
-reveals group after group (`paradec_jax.decode.rules.partition`)::
+A sampler draws a partition g of the positions into N groups, each position's alike and apart from
+the others, and reveals group after group (`paradec_jax.decode.rules.partition`)::
 
     q(x) = sum over g of N^-L  prod over i of  p(x_i | x_j with g_j < g_i)
 
-*The perfect denoiser of a chain* knows x_i by its nearest revealed neighbours, at any temperature, so that the sum
-over N^L partitions is a recursion over gaps. F_k(l, r) is the weight of what lies strictly between l and r, where
-both are revealed before call k and nothing between them is::
+*The perfect denoiser of a chain* knows x_i by its nearest revealed neighbours, at any temperature,
+so that the sum over N^L partitions is a recursion over gaps. F_k(l, r) is the weight of what lies
+strictly between l and r, where both are revealed before call k and nothing between them is::
 
     F_N(l, r) = 1 if r = l + 1 else 0
     F_k(l, r) = sum over the positions l = i_0 < i_1 < .. < i_m < r that call k reveals (any number of them) of
                 prod_j p(x_{i_j} | x_l, x_r) / N  *  prod_j F_{k+1}(i_j, i_{j+1}),    i_{m+1} = r
     q(x)      = F_0(0, L + 1),   0 and L + 1 beyond the ends
 
-*Any other network* q' has no such recursion. Partitions are drawn from the posterior r(g | x) of the perfect
-denoiser, by the recursion read from its end, and weighted::
+*Any other network* q' has no such recursion. Partitions are drawn from the posterior r(g | x) of
+the perfect denoiser, by the recursion read from its end, and weighted::
 
     w_k = N^-L q'(x | g_k) / r(g_k | x) = q(x) q'(x | g_k) / q(x | g_k),      q'(x) = E w
 
-The logarithm of the mean of K weights lies below log q'(x) in the mean (Burda et al. 2015, arXiv 1509.00519). Where x
-was drawn from q' with the partition g_0, that of K weights and w_0 lies above it (Sobolev and Vetrov 2019, arXiv
-1905.03290). Both are unbiased where q' is the perfect denoiser, and close where it is near to it: what lies between
-them is the error that is left beside the spread of the samples.
+The logarithm of the mean of K weights lies below log q'(x) in the mean (Burda et al. 2015, arXiv
+1509.00519). Where x was drawn from q' with the partition g_0, that of K weights and w_0 lies above
+it (Sobolev and Vetrov 2019, arXiv 1905.03290). Both are unbiased where q' is the perfect denoiser,
+and close where it is near to it: what lies between them is the error that is left beside the spread
+of the samples.
 """
 
 import functools
@@ -151,7 +152,9 @@ def _known(chain: Chain, texts: np.ndarray, temperature: float) -> Float64[np.nd
 
 @functools.lru_cache(maxsize=4)
 def _table(chain: Chain, temperature: float) -> Float64[np.ndarray, "K K V"]:
-    """p(v | nearest) by distance and symbol of the one before, of the one after, and v; last, where there is none."""
+    """p(v | nearest) by distance and symbol of the one before, of the one after, and v; last, where
+    there is none.
+    """
     symbols, logs = chain.symbols, np.log(chain.powers[1:])
     before = np.concatenate([logs.reshape(-1, symbols), np.log(chain.stationary)[None]])
     after = np.concatenate([logs.swapaxes(1, 2).reshape(-1, symbols), np.zeros((1, symbols))])
@@ -172,7 +175,9 @@ def _gaps(known: np.ndarray, steps: int) -> list[Gaps]:
 
 
 def _ways(known: np.ndarray, after: Gaps) -> Float64[np.ndarray, "B S S S"]:
-    """Weight of all choices of a call between l and r of which i is the last, by (l, r, i); i = l: none so far."""
+    """Weight of all choices of a call between l and r of which i is the last, by (l, r, i); i = l:
+    none so far.
+    """
     batch, size = known.shape[:2]
     at, found = np.arange(size), np.zeros((batch, size, size, size))
     found[:, at, :, at] = 1
@@ -187,8 +192,9 @@ def _partitions(
 ) -> Int[np.ndarray, "B K L"]:
     """Partitions of each text from their posterior under the perfect denoiser.
 
-    Call after call, from the right end to the left: at a place that is revealed the nearest one before it that is
-    revealed too, in this call or before it, is drawn; what is passed over waits for later calls.
+    Call after call, from the right end to the left: at a place that is revealed the nearest one
+    before it that is revealed too, in this call or before it, is drawn; what is passed over waits
+    for later calls.
     """
     (batch, size), steps = known.shape[:2], len(gaps) - 1
     groups = np.full((batch, draws, size), steps)

@@ -1,7 +1,9 @@
-"""The studies of masked diffusion: `python -m experiments.masked_diffusion.study rounds frontier --text FILE`.
+"""The studies of masked diffusion: `python -m experiments.masked_diffusion.study rounds frontier
+--text FILE`.
 
-What SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035) shows of its students, and the teacher at as many steps and
-a lower temperature beside them. Models are folders of trainings (`recipes/masked.sh`, `sdtt.sh`), or any others:
+What SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035) shows of its students, and the teacher at
+as many steps and a lower temperature beside them. Models are folders of trainings
+(`recipes/masked.sh`, `sdtt.sh`), or any others:
 
     python -m experiments.masked_diffusion.study rounds --teacher DIR --students DIR DIR --judge DIR
 
@@ -45,14 +47,15 @@ class Options:
       teacher: model folder, or name of a bundled model; RUNS/tiny-mdlm/model when None.
       students: models of the rounds, in their order; those of RUNS/halves when empty.
       judge: a model that predicts the next token; RUNS/tiny-judge/model when None.
-      rival: a model that predicts the next token, drawn beside the others; RUNS/tiny-rival/model, where it exists,
-        when None.
+      rival: a model that predicts the next token, drawn beside the others; RUNS/tiny-rival/model,
+        where it exists, when None.
       runs: folder of the runs.
       text: the file that the models were trained on, whose held-out part is the real text.
       steps: of the samplers.
       frontier: steps of the teacher's curves, and of the students all but the most.
       temperatures: of the teacher's curves and of the rival's.
-      most_temperatures: of the teacher's curve of most steps, which takes longest; `temperatures` when None.
+      most_temperatures: of the teacher's curve of most steps, which takes longest; `temperatures`
+        when None.
       student_temperatures: of the students beside the teacher's curves.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
@@ -160,7 +163,9 @@ def over_steps(
 
 
 def rounds_of(options: Options) -> list[tuple[str, str]]:
-    """Name and place of every student: a round has the number of its folder, or else its place in the list."""
+    """Name and place of every student: a round has the number of its folder, or else its place in
+    the list.
+    """
     found = []
     for i, place in enumerate(options.rounds, 1):
         folder = re.fullmatch(r"round-(\d+)", Path(place).parent.name)
@@ -200,7 +205,9 @@ def last_of(*names: str) -> Callable[[Options], list[Line]]:
 
 
 def of_precisions(options: Options) -> list[Line]:
-    """Teacher and last student in two dtypes, and under the released draw over the whole vocabulary at once."""
+    """Teacher and last student in two dtypes, and under the released draw over the whole vocabulary
+    at once.
+    """
     lines = []
     for name, place in (("teacher", options.first), ("student", options.rounds[-1])):
         for dtype in ("float32", "bfloat16"):
@@ -224,7 +231,9 @@ def of_orders(options: Options) -> list[Line]:
 
 
 def of_frontier(options: Options) -> list[Line]:
-    """The teacher's curves over temperature, students at all steps but the most, and the rival's curve."""
+    """The teacher's curves over temperature, students at all steps but the most, and the rival's
+    curve.
+    """
     lines = [
         Line(f"teacher, {steps} steps", options.first, masked(steps, temperature=temperature))
         for steps in options.frontier
@@ -286,7 +295,9 @@ STUDIES = {
 
 
 def equal_entropy(rows: Sequence[Row], options: Options) -> dict[str, list[dict[str, Any]]]:
-    """Students over the teacher's curves, at as many steps and at the most, and the bars of the last student."""
+    """Students over the teacher's curves, at as many steps and at the most, and the bars of the
+    last student.
+    """
     curves = {
         steps: [row for row in rows if row["line"] == f"teacher, {steps} steps"]
         for steps in options.frontier

@@ -1,7 +1,8 @@
 """Rows of the studies: texts that a model draws, what a judge says of them, how varied they are.
 
-A row belongs to weights and a sampler, not to a study. All of them lie in one file, and each is drawn once, whichever
-study asks for it first; a study that was stopped goes on with the rows that are missing.
+A row belongs to weights and a sampler, not to a study. All of them lie in one file, and each is
+drawn once, whichever study asks for it first; a study that was stopped goes on with the rows that
+are missing.
 """
 
 import dataclasses
@@ -57,8 +58,8 @@ class Drawing:
       file: where the rows lie.
       model: whose tokenizer the texts come from.
       judge: a model that predicts the next token.
-      text: real text, whose last part no model was trained on; without it there is no row of real text, no reverse
-        perplexity and no bound.
+      text: real text, whose last part no model was trained on; without it there is no row of real
+        text, no reverse perplexity and no bound.
       held_out: its share.
       samples: texts of a row.
       length: tokens of a text.
@@ -102,8 +103,8 @@ class Texts:
         """Reads the rows that are there.
 
         Raises:
-          ValueError: a file of other options or of something else, a judge that is none, a text that has characters
-            which the model does not know or no piece of the length.
+          ValueError: a file of other options or of something else, a judge that is none, a text
+            that has characters which the model does not know or no piece of the length.
         """
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows: dict[str, Row] = rows_begun(drawing.file, self.kept) or {}
@@ -131,7 +132,8 @@ class Texts:
         """The rows of lines, in their order; last one of real text, where there is any.
 
         Raises:
-          ValueError: two lines of one name and setting, a model of another tokenizer, or what a decoder refuses.
+          ValueError: two lines of one name and setting, a model of another tokenizer, or what a
+            decoder refuses.
         """
         names = [(line.name, line.setting.label(), line.dtype) for line in lines]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -216,7 +218,8 @@ class Texts:
 def left_out(
     ids: list[list[int]], judged: Judgement, groups: int = GROUPS
 ) -> dict[str, list[float]]:
-    """Log-perplexity and 4-gram entropy of a row without each group of its samples; sample i is of group i mod G.
+    """Log-perplexity and 4-gram entropy of a row without each group of its samples; sample i is of
+    group i mod G.
 
     They give the interval of whatever is computed from several rows, whose samples share their keys
     (`evaluate.intervals.jackknife`).

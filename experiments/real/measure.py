@@ -1,13 +1,16 @@
-"""Decoders of SmolLM2-135M-Instruct on this machine, beside transformers on the same cores: `make real`.
+"""Decoders of SmolLM2-135M-Instruct on this machine, beside transformers on the same cores: `make
+real`.
 
-    python -m experiments.real.measure SmolLM2-135M-Instruct.Q4_1.gguf --peers .cache/peers/bin/python
+    python -m experiments.real.measure SmolLM2-135M-Instruct.Q4_1.gguf --peers
+    .cache/peers/bin/python
 
-Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's matrices were
-rounded to four bits, for transformers too. Decoders, transformers' among them, take turns at every chat in
-every pass; seconds hold the prompt's call and no compilation, which is told of the first chat's size. A
-speed-up's 95% range is a bootstrap over chats and passes. Predicted is tokens a call over the price of a call,
-which is that of as many positions with random weights (`systems.report.call_cost`). A first answer is that of a
-new process, by the clock from its start, with its peak memory, which would be this process' if that were larger.
+Ten chats, each alone in a buffer of its own size, at most 48 new tokens, greedy. The file's
+matrices were rounded to four bits, for transformers too. Decoders, transformers' among them, take
+turns at every chat in every pass; seconds hold the prompt's call and no compilation, which is told
+of the first chat's size. A speed-up's 95% range is a bootstrap over chats and passes. Predicted is
+tokens a call over the price of a call, which is that of as many positions with random weights
+(`systems.report.call_cost`). A first answer is that of a new process, by the clock from its start,
+with its peak memory, which would be this process' if that were larger.
 """
 
 import dataclasses
@@ -146,7 +149,8 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     each = {name: np.transpose([timings[name, i].wall for i in every]) for name in calls}
     table = [row_of(name, made, each) | {"dtype": dtype} for name in calls]
     for row, width, seconds in zip(table, WIDTHS, compilation, strict=False):
-        # Prompt lookup's calls differ in width: the price of their mean width, on a line between both ends.
+        # Prompt lookup's calls differ in width: the price of their mean width, on a line between
+        # both ends.
         after = sum(steps - 1 for _, steps, _ in made[row["decoder"]])
         positions = sum(positions for *_, positions in made[row["decoder"]]) - sum(lengths)
         wide = (positions - after) / (LOOKUP * after) if row["decoder"] == "prompt lookup" else 1.0
@@ -158,7 +162,9 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
 
 
 def row_of(name: str, made: Mapping[str, Any], each: Mapping[str, Any]) -> dict[str, Any]:
-    """What was made and timed of one decoder, beside one by one: `each` are seconds [passes, chats]."""
+    """What was made and timed of one decoder, beside one by one: `each` are seconds [passes,
+    chats].
+    """
     first = SETTINGS[0].name
     work, base = ([len(tokens) for tokens, *_ in made[of]] for of in (name, first))
     row: dict[str, Any] = {

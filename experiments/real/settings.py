@@ -1,4 +1,6 @@
-"""The decoders that a real model is measured with, the baseline first, and the ten chats that it answers."""
+"""The decoders that a real model is measured with, the baseline first, and the ten chats that it
+answers.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Which copies of a token see which: what width scaling asks of attention (arXiv 2510.14961, appendix C)."""
+"""Which copies of a token see which: what width scaling asks of attention (arXiv 2510.14961,
+appendix C).
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
@@ -7,10 +9,12 @@ from paradec_jax.nn import masks
 
 
 def no_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
-    """NoShare width scaling: a copy sees all copies of earlier tokens, the earlier ones of its own, and itself.
+    """NoShare width scaling: a copy sees all copies of earlier tokens, the earlier ones of its own,
+    and itself.
 
-    Position `i s + j` of the window is copy j of token i, W = T s. In this order the rule is `masks.causal`: the
-    network reads a prompt s times as long. Two copies of the tokens a, b, c drawn::
+    Position `i s + j` of the window is copy j of token i, W = T s. In this order the rule is
+    `masks.causal`: the network reads a prompt s times as long. Two copies of the tokens a, b, c
+    drawn::
 
              a a b b c c
         a    x . . . . .
@@ -20,10 +24,11 @@ def no_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
         c    x x x x x .
         c    x x x x x x
 
-    The rule says nothing of rotary positions. Copies usually share their token's: they stand for one token, so
-    distances stay those of training and no position is used up. With positions of their own, tokens would lie s
-    apart and a prompt would need s times the model's length. Copies with a common position and a common latent state
-    still differ, by how many own copies they see (only those of the first token do not).
+    The rule says nothing of rotary positions. Copies usually share their token's: they stand for
+    one token, so distances stay those of training and no position is used up. With positions of
+    their own, tokens would lie s apart and a prompt would need s times the model's length. Copies
+    with a common position and a common latent state still differ, by how many own copies they see
+    (only those of the first token do not).
 
     Args:
       tokens: T.
@@ -39,8 +44,8 @@ def no_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
 def kv_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
     """KVShare width scaling: as `no_share`, but only the last copy of each earlier token is seen.
 
-    Later tokens thus need the keys and values of one copy of each, and a cache is as long as without copies. Two
-    copies of the tokens a, b, c drawn::
+    Later tokens thus need the keys and values of one copy of each, and a cache is as long as
+    without copies. Two copies of the tokens a, b, c drawn::
 
              a a b b c c
         a    x . . . . .

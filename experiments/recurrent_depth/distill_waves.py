@@ -1,10 +1,11 @@
-"""Consistency distillation of a recurrent-depth model: `sh experiments/recipes/jacobi.sh tiny-recurrent-distilled`.
+"""Consistency distillation of a recurrent-depth model: `sh experiments/recipes/jacobi.sh
+tiny-recurrent-distilled`.
 
-A wave commits more than one token a step only where the model guesses well after tokens that are not settled
-yet. So `tiny-recurrent`, its core deepened by layers that begin as pass-through, learns from the Jacobi
-trajectories of `tiny-causal` (same tokens, same problems) to say after any iterate of a trajectory what it
-says after its last, at few recurrences, while it replays the problems at more. The options of the run are those of
-`paradec train`, and a run that was stopped goes on.
+A wave commits more than one token a step only where the model guesses well after tokens that are
+not settled yet. So `tiny-recurrent`, its core deepened by layers that begin as pass-through, learns
+from the Jacobi trajectories of `tiny-causal` (same tokens, same problems) to say after any iterate
+of a trajectory what it says after its last, at few recurrences, while it replays the problems at
+more. The options of the run are those of `paradec train`, and a run that was stopped goes on.
 """
 
 import dataclasses
@@ -63,7 +64,9 @@ class Waves:
     packs: ClassVar[bool] = False
 
     def train(self, job: Job) -> Model:
-        """Collects the trajectories of the causal model, and trains the recurrent one, deepened, on them."""
+        """Collects the trajectories of the causal model, and trains the recurrent one, deepened, on
+        them.
+        """
         model, source = job.model, load(self.source)
         words, own = source.tokenizer, model.tokenizer
         if source.family != "causal" or words is None or own is None or not words.same_as(own):
@@ -89,7 +92,9 @@ class Waves:
         return dataclasses.replace(model, params=rounded(model.params, self.bits))
 
     def objective(self, model: Model) -> Objective:
-        """Consistency after noisy blocks plus the next token of examples, each at a recurrence of its own."""
+        """Consistency after noisy blocks plus the next token of examples, each at a recurrence of
+        its own.
+        """
         network, draw = model.network, poisson_lognormal(self.mean)
         share, spec = self.filler_share, model.token_spec
         noisy = recurrent_consistency_loss(
@@ -100,7 +105,9 @@ class Waves:
         return rehearsing(noisy, again, RULES.ar_weight)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """Loss in nats a token at the mean recurrence, and the share of tokens that the model would have chosen."""
+        """Loss in nats a token at the mean recurrence, and the share of tokens that the model would
+        have chosen.
+        """
         recurrence, key = jnp.int32(model.network.recurrence), jax.random.key(job.run.seed)
         return job.means(next_token_loss(Unrolled(model.network, recurrence, key, 1)), model)
 

@@ -16,14 +16,15 @@ def deepen_core(
 ) -> tuple[RecurrentDepthConfig, dict[str, Any]]:
     """Puts `copies` new layers after every layer of the core.
 
-    A new sandwich block has output matrices of zero, so that of `norm_2(x + attention)` and `norm_4(x + mlp)` the
-    norms are left, and their gain is one number, the root mean square g of the gain that x left the old layer with::
+    A new sandwich block has output matrices of zero, so that of `norm_2(x + attention)` and
+    `norm_4(x + mlp)` the norms are left, and their gain is one number, the root mean square g of
+    the gain that x left the old layer with::
 
         block(x) = g x / rms(x)
 
-    which is x but for the spread of rms(x) over positions. Its other matrices are random, so it learns from the first
-    update on. (Zero output matrices as in Bachlechner et al. 2021; layers grown between trained ones as in Net2Net,
-    Chen et al. 2016.)
+    which is x but for the spread of rms(x) over positions. Its other matrices are random, so it
+    learns from the first update on. (Zero output matrices as in Bachlechner et al. 2021; layers
+    grown between trained ones as in Net2Net, Chen et al. 2016.)
 
     Args:
       config: of the trained network.

@@ -1,20 +1,22 @@
 """Learns the wavefront's schedules by gradient through the sampler.
 
-`python -m experiments.recurrent_depth.learn_sampler`. Momentum, noise and exit threshold get one value for
-each age of a position. Adam moves them along the gradient of a soft rollout on training problems, where
+`python -m experiments.recurrent_depth.learn_sampler`. Momentum, noise and exit threshold get one
+value for each age of a position. Adam moves them along the gradient of a soft rollout on training
+problems, where
 
-    loss = mean over positions of (loss of the state that leaves) + price * (expected steps of the position)
+    loss = mean over positions of (loss of the state that leaves) + price * (expected steps of the
+    position)
 
-The first term is the distance to the state after r = 16 recurrences along the right text, or minus the
-log-likelihood of the right next token. Positions after a wrong committed token do not count. The rival is a
-random search of equal cost that decodes training problems in the discrete sampler. Both choose among a few
-candidates on tuning problems by their utility, exact answers less a price of network calls; then everything
-is measured once in the discrete sampler on unseen problems, beside the paper's hand-set values and those that
-were tuned by hand.
+The first term is the distance to the state after r = 16 recurrences along the right text, or minus
+the log-likelihood of the right next token. Positions after a wrong committed token do not count.
+The rival is a random search of equal cost that decodes training problems in the discrete sampler.
+Both choose among a few candidates on tuning problems by their utility, exact answers less a price
+of network calls; then everything is measured once in the discrete sampler on unseen problems,
+beside the paper's hand-set values and those that were tuned by hand.
 
-Cost counts passes of the core over a position. A gradient costs four forward passes: the rollout, the same
-again where segments are recomputed, and two for the backward pass; the teacher's pass is the learner's as
-well.
+Cost counts passes of the core over a position. A gradient costs four forward passes: the rollout,
+the same again where segments are recomputed, and two for the backward pass; the teacher's pass is
+the learner's as well.
 """
 
 from collections.abc import Sequence
@@ -86,7 +88,8 @@ def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[f
 def cost_of(decoded: Decoded, pool: Pool, options: Options) -> float:
     """Passes of the core over a position.
 
-    A batch goes on until its last row has stopped, but a row's own calls are what its sampler needs.
+    A batch goes on until its last row has stopped, but a row's own calls are what its sampler
+    needs.
     """
     rows = len(decoded.generated)
     steps = (int(decoded.network_calls.sum()) - rows) * options.width * options.inner_recurrence
@@ -163,9 +166,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 def informative(history: Sequence[dict[str, Any]]) -> None:
-    """Prints how large each knob's gradient was, and how much of it pointed the same way in all updates.
+    """Prints how large each knob's gradient was, and how much of it pointed the same way in all
+    updates.
 
-    The agreement `|mean g| / mean |g|` is 1 where all gradients are equal and about 1 / sqrt(updates) for noise.
+    The agreement `|mean g| / mean |g|` is 1 where all gradients are equal and about 1 /
+    sqrt(updates) for noise.
     """
     for name in HAND:
         gradients = np.asarray([entry["gradient"][name] for entry in history])

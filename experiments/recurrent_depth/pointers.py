@@ -1,11 +1,12 @@
-"""Trains a model of a task that needs depth: `python -m experiments.recurrent_depth.pointers tiny-pointers`.
+"""Trains a model of a task that needs depth: `python -m experiments.recurrent_depth.pointers
+tiny-pointers`.
 
-Where does a chain of pointers lead (`experiments.tasks.pointers`)? After the first recurrence the model is to
-say the query itself, after each further one the name one look-up on, until the chain ends. That target for
-every recurrence is the curriculum, together with the length of the tables and the number of recurrences asked
-for, which grow. Prompts are read with a drawn number of recurrences, mostly few, so the look-ups are made at
-the answers' positions. A run that was stopped goes on
-where its last checkpoint stood.
+Where does a chain of pointers lead (`experiments.tasks.pointers`)? After the first recurrence the
+model is to say the query itself, after each further one the name one look-up on, until the chain
+ends. That target for every recurrence is the curriculum, together with the length of the tables and
+the number of recurrences asked for, which grow. Prompts are read with a drawn number of
+recurrences, mostly few, so the look-ups are made at the answers' positions. A run that was stopped
+goes on where its last checkpoint stood.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class Recipe:
       max_length: longest sequence of the network.
       chains: of a table.
       curriculum: what is asked for, by update.
-      prompt_mean: M of the prompt's recurrence, `max(1, round(Exp(M)))`, once look-ups have been learned.
+      prompt_mean: M of the prompt's recurrence, `max(1, round(Exp(M)))`, once look-ups have been
+        learned.
       prompt_from: updates up to which prompts are read once.
       backprop_depth: recurrences of the answers that gradients cross.
       updates: of the training.
@@ -116,8 +118,9 @@ RECIPES = {
         learning_rate=8e-3,
         adam_learning_rate=3e-3,
     ),
-    # The norm of an update grows with the square root of the width, so its rate is halved. Lists of 64 names were
-    # learned only where the look-ups had been learned on 16, and the longer lists first came with two recurrences.
+    # The norm of an update grows with the square root of the width, so its rate is halved. Lists of
+    # 64 names were learned only where the look-ups had been learned on 16, and the longer lists
+    # first came with two recurrences.
     "wide-pointers": Recipe(
         name="wide-pointers",
         width=256,

@@ -1,7 +1,9 @@
-"""Where depth is needed: names right by recurrence, `python -m experiments.recurrent_depth.pointers_depth`.
+"""Where depth is needed: names right by recurrence, `python -m
+experiments.recurrent_depth.pointers_depth`.
 
-How many names of an answer are right after r recurrences, by how many look-ups they are away from the end of their
-chain? The model is one that `pointers.py` has trained. How fast decoders are on this task: `tune` and `rivals`.
+How many names of an answer are right after r recurrences, by how many look-ups they are away from
+the end of their chain? The model is one that `pointers.py` has trained. How fast decoders are on
+this task: `tune` and `rivals`.
 """
 
 import dataclasses
@@ -60,7 +62,8 @@ def by_distance(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
         jax.random.key(seed), np.arange(len(problems))
     )
-    # Answers have a known length here, and a row that says too little is wrong in what it does not say.
+    # Answers have a known length here, and a row that says too little is wrong in what it does not
+    # say.
     count = wanted.shape[1] + 1
     request = make_request(tokens, lengths, max_new_tokens=count, stop=(), keys=keys)
     rows, params = [], model.network.prepare(model.params)

@@ -1,9 +1,11 @@
-"""Consistency distillation of recurrent-depth models, so that a wavefront's drafts are right sooner.
+"""Consistency distillation of recurrent-depth models, so that a wavefront's drafts are right
+sooner.
 
-A wave of headway H opens H positions a step, of which only the first has a predicted input token. It can commit more
-than one token a step only if the model guesses well after tokens that are still wrong, and that is what progressive
-consistency distillation teaches causal models. Here a drawn number of recurrences stands for the pass over both
-copies of the blocks; everything else is `consistency_loss`.
+A wave of headway H opens H positions a step, of which only the first has a predicted input token.
+It can commit more than one token a step only if the model guesses well after tokens that are still
+wrong, and that is what progressive consistency distillation teaches causal models. Here a drawn
+number of recurrences stands for the pass over both copies of the blocks; everything else is
+`consistency_loss`.
 """
 
 import dataclasses
@@ -67,11 +69,13 @@ def recurrent_consistency_loss(
 
     Args:
       draw, backprop_depth, remat: as in `recurrent_loss`.
-      filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
-        what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
+      filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform
+        over the vocabulary: what a wave fills its newest positions with, which iterates of a Jacobi
+        trajectory never show.
 
     Returns:
-      A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one metric more.
+      A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one
+      metric more.
     """
     if not 0 <= filler_share <= 1:
         raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")

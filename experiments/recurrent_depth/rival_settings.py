@@ -1,7 +1,8 @@
-"""What is tried on tuning problems, rival by rival, equally many settings of each: see `tune` and `rivals`.
+"""What is tried on tuning problems, rival by rival, equally many settings of each: see `tune` and
+`rivals`.
 
-Two tasks: word problems, whose prompts a decoder may read at any depth, and chains of pointers, whose prompts every
-decoder reads once, so that the depth is spent at the answers.
+Two tasks: word problems, whose prompts a decoder may read at any depth, and chains of pointers,
+whose prompts every decoder reads once, so that the depth is spent at the answers.
 """
 
 import dataclasses
@@ -26,7 +27,9 @@ Grid = dict[str, list[Setting]]
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Problems as prompts, new tokens of each (None for room for the longest reference), and who judges."""
+    """Problems as prompts, new tokens of each (None for room for the longest reference), and who
+    judges.
+    """
 
     prompts: Sequence[Any]
     budget: int | None
@@ -122,7 +125,9 @@ def words_grid(queries: int) -> Grid:
 
 
 def pointers_grid(queries: int) -> Grid:
-    """For pointers, whose answers have a token for each query and one more; twelve recurrences are needed."""
+    """For pointers, whose answers have a token for each query and one more; twelve recurrences are
+    needed.
+    """
     whole = 1 + queries
     half, quarter = 1 + whole // 2, 1 + whole // 4
     narrower: dict[str, Any] = {"buckets": (half,)}
@@ -156,7 +161,9 @@ def draw_words(count: int, seed: int, split: str, queries: int) -> Drawn:
 
 
 def draw_pointers(count: int, seed: int, split: str, queries: int) -> Drawn:
-    """Tables whose queries are all eight look-ups from their end or more; " =", a name for each, the stop token."""
+    """Tables whose queries are all eight look-ups from their end or more; " =", a name for each,
+    the stop token.
+    """
     task = PointerTask(queries=queries)
     items = pointer_problems(count, seed=seed, split=split, task=task, nearest=NEAREST)
     return Drawn([item.prompt for item in items], queries + 2, exact_lists(items))

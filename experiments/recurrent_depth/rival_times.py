@@ -45,7 +45,9 @@ class Times:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each pass without the prompts; above 0, whatever noise there is in two timings."""
+        """Seconds of each pass without the prompts; above 0, whatever noise there is in two
+        timings.
+        """
         pairs = zip(self.passes, self.prompts, strict=True)
         return [max(whole - read, INSTANT) for whole, read in pairs]
 
@@ -55,7 +57,9 @@ class Times:
         return sum(self.generated) / statistics.median(self.passes)
 
     def row(self) -> dict[str, Any]:
-        """As JSON values; `decode_tokens_per_second` leaves out prompts and the token that each predicts."""
+        """As JSON values; `decode_tokens_per_second` leaves out prompts and the token that each
+        predicts.
+        """
         later = sum(self.generated) - len(self.generated)
         return {
             "tokens_per_second": self.tokens_per_second,
@@ -72,7 +76,9 @@ class Times:
 
 
 def over(first: Times, second: Times, name: str) -> dict[str, Any]:
-    """How many times the tokens a second of another, under a name, and its range (`intervals.speedup`)."""
+    """How many times the tokens a second of another, under a name, and its range
+    (`intervals.speedup`).
+    """
     sides = [np.asarray(x) for of in (first, second) for x in (of.generated, of.each)]
     ratio, interval = intervals.speedup(*sides)
     return {name: ratio, f"{name}_range": list(interval)}
@@ -81,7 +87,8 @@ def over(first: Times, second: Times, name: str) -> dict[str, Any]:
 def in_turns(
     groups: Sequence[Group], passes: int, advance: Callable[[int], None] = lambda units: None
 ) -> list[list[Times]]:
-    """Times the decoders of all groups, each once a pass, so that what else the machine does falls on all alike.
+    """Times the decoders of all groups, each once a pass, so that what else the machine does falls
+    on all alike.
 
     Args:
       groups: each as `measure` takes it.

@@ -1,10 +1,12 @@
-"""Tuned rivals on unseen problems, timed in turns: `python -m experiments.recurrent_depth.rivals words` (`pointers`).
+"""Tuned rivals on unseen problems, timed in turns: `python -m experiments.recurrent_depth.rivals
+words` (`pointers`).
 
-Every rival with the setting that `tune` chose for it, sequential decoding at further depths, and on word problems the
-causal models, all in one process on the same problems. It says how much a wavefront adds over token parallelism, in
-four numbers: autoregressive decoding at the depth that answers need, Jacobi decoding at that depth (one block or a
-running window), a wave that opens one position a step, and a wave with headway. And it names the fastest way of all
-to answers that are not fewer than the baseline's. Of several rivals the fastest on these very problems counts, which
+Every rival with the setting that `tune` chose for it, sequential decoding at further depths, and on
+word problems the causal models, all in one process on the same problems. It says how much a
+wavefront adds over token parallelism, in four numbers: autoregressive decoding at the depth that
+answers need, Jacobi decoding at that depth (one block or a running window), a wave that opens one
+position a step, and a wave with headway. And it names the fastest way of all to answers that are
+not fewer than the baseline's. Of several rivals the fastest on these very problems counts, which
 favours them over a wave.
 """
 
@@ -227,7 +229,9 @@ def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
 def fastest(
     rows: Sequence[Row], times: Sequence[Times], rivals: Sequence[str], **choices: Any
 ) -> int | None:
-    """Index of the fastest row of these rivals that keeps the answers; `choices` are settings that it must have."""
+    """Index of the fastest row of these rivals that keeps the answers; `choices` are settings that
+    it must have.
+    """
     fitting = [
         i
         for i, row in enumerate(rows)
@@ -240,10 +244,11 @@ def fastest(
 
 
 def four_numbers(rows: Sequence[Row], times: Sequence[Times]) -> list[Row]:
-    """Autoregressive decoding at the depth needed, Jacobi decoding at that depth, and both kinds of waves.
+    """Autoregressive decoding at the depth needed, Jacobi decoding at that depth, and both kinds of
+    waves.
 
-    The depth needed is the least that keeps the answers, which is not the fastest one where their times are as good
-    as equal.
+    The depth needed is the least that keeps the answers, which is not the fastest one where their
+    times are as good as equal.
     """
     kept = [
         row["settings"]["recurrence"]
@@ -275,7 +280,9 @@ def four_numbers(rows: Sequence[Row], times: Sequence[Times]) -> list[Row]:
 
 
 def summary(rows: list[Row], times: Sequence[Times]) -> Row:
-    """Adds speeds to the rows; the four numbers, the best sequential rival, and the best way of all."""
+    """Adds speeds to the rows; the four numbers, the best sequential rival, and the best way of
+    all.
+    """
     best = fastest(rows, times, SEQUENTIAL)
     assert best is not None
     for row, one in zip(rows, times, strict=True):

@@ -32,7 +32,8 @@ class Options:
       model: a model folder or the name of a bundled one.
       objective: loss of a state that leaves.
       price: loss that one more expected step of a position is worth.
-      call_price: share of exact answers that one more network call a token is worth, in the choice of candidates.
+      call_price: share of exact answers that one more network call a token is worth, in the choice
+        of candidates.
       relaxation: of the soft wavefront.
       gate_temperature, candidate_temperature: softness of exits and candidates.
       inner_recurrence, width, prefill_recurrence: of every sampler here.
@@ -79,7 +80,9 @@ class Options:
 
 
 def start(options: Options) -> Theta:
-    """The paper's values, with a noise of 0.01 in the place of 0, at which a bounded one has no gradient."""
+    """The paper's values, with a noise of 0.01 in the place of 0, at which a bounded one has no
+    gradient.
+    """
     values = HAND | {"noise": 0.01}
     return {
         name: jnp.full(options.ages, unconstrained(name, value)) for name, value in values.items()

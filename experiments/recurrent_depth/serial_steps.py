@@ -1,8 +1,8 @@
 """Serial steps of decoding: how deep, how late, how many at once.
 
-`python -m experiments.recurrent_depth.serial_steps`. One token after the other against the wavefront at r
-recurrences a token (arXiv 2510.14961, appendix C), read off the decoders' own counters. A serial step is one
-pass of the core. Nothing here depends on weights.
+`python -m experiments.recurrent_depth.serial_steps`. One token after the other against the
+wavefront at r recurrences a token (arXiv 2510.14961, appendix C), read off the decoders' own
+counters. A serial step is one pass of the core. Nothing here depends on weights.
 """
 
 import dataclasses
@@ -50,7 +50,9 @@ class Options:
 
 
 def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
-    """Name, inner recurrence, decoder and knobs; the released sampler gives a token (r div r' + 2) r' recurrences."""
+    """Name, inner recurrence, decoder and knobs; the released sampler gives a token (r div r' + 2)
+    r' recurrences.
+    """
     rows: list[tuple[str, int, Any, Any]] = [
         ("autoregressive", recurrence, Static(recurrence=recurrence, greedy=True), None)
     ]
@@ -67,11 +69,12 @@ def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
 
 
 def decoding(preset: str, recurrence: int, new_tokens: int) -> list[dict[str, Any]]:
-    """One row a decoder. `first` and `all` are what has passed when the first token, and the last, is committed.
+    """One row a decoder. `first` and `all` are what has passed when the first token, and the last,
+    is committed.
 
-    Layers count prelude and coda of every network call besides the core; `core_positions` is the work, positions
-    times passes of the core. What is decoded is a small network of random weights that predicts one token, so waves
-    keep pace.
+    Layers count prelude and coda of every network call besides the core; `core_positions` is the
+    work, positions times passes of the core. What is decoded is a small network of random weights
+    that predicts one token, so waves keep pace.
     """
     config = RECURRENT_PRESETS[preset]
     small = dataclasses.replace(

@@ -26,10 +26,11 @@ class Schedule:
 
     @property
     def depths(self) -> list[int]:
-        """Recurrences that each committed token's position did, for windows that begin at the newest token.
+        """Recurrences that each committed token's position did, for windows that begin at the
+        newest token.
 
-        Position k after the prompt is in flight at step t where `c_t <= k < c_t + w_t`, with c_t the tokens that
-        steps before t committed and w_t the positions of the step.
+        Position k after the prompt is in flight at step t where `c_t <= k < c_t + w_t`, with c_t
+        the tokens that steps before t committed and w_t the positions of the step.
         """
         start = np.cumsum((0, *self.tokens[:-1]))
         position = np.arange(sum(self.tokens))[:, None]

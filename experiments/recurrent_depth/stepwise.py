@@ -21,26 +21,28 @@ def stepwise_loss(
     remat: bool | None = None,
     chunk: int | None = None,
 ) -> Objective:
-    """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from them.
+    """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from
+    them.
 
         loss = mean over k = 1 .. r of CE(coda(s_k), targets_k) + CE(prompt, prompt_targets)
 
-    The prompt recurs r_p times, as a decoder's prefill does, and leaves keys and values; the answers' recurrences see
-    those and each other. So whatever a recurrence finds, it finds at the answers' positions. Only the last of the
-    prompt's recurrences carries gradient.
+    The prompt recurs r_p times, as a decoder's prefill does, and leaves keys and values; the
+    answers' recurrences see those and each other. So whatever a recurrence finds, it finds at the
+    answers' positions. Only the last of the prompt's recurrences carries gradient.
 
     Args:
       draw: draw of r_p, one a step for the whole batch, such as `exponential`.
-      backprop_depth: answers' recurrences that gradients cross; before every such number of them the state counts as
-        a constant. Each has a target of its own, so few are enough, and through many they explode; the config's mean
-        when None.
-      remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
+      backprop_depth: answers' recurrences that gradients cross; before every such number of them
+        the state counts as a constant. Each has a target of its own, so few are enough, and through
+        many they explode; the config's mean when None.
+      remat: whether the backward pass recomputes each of the answers' recurrences; as the config
+        says when None.
 
     Returns:
-      A loss over batches of `tokens` [B, T], `targets` [B, K, A] of the last A positions after each of K recurrences,
-      `recurrences` r <= K, those that count, `prompt_targets` and `prompt_weights` [B, T - A], and the scalar
-      `step`. Metrics: `accuracy`, over all recurrences that count, `last_accuracy`, after the last of them, and
-      `prompt_recurrence`.
+      A loss over batches of `tokens` [B, T], `targets` [B, K, A] of the last A positions after each
+      of K recurrences, `recurrences` r <= K, those that count, `prompt_targets` and
+      `prompt_weights` [B, T - A], and the scalar `step`. Metrics: `accuracy`, over all recurrences
+      that count, `last_accuracy`, after the last of them, and `prompt_recurrence`.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)

@@ -1,10 +1,10 @@
 """The studies of recurrent depth: `python -m experiments.recurrent_depth.study table1 inner_exit`.
 
-One entry for each table and figure of "Efficient Parallel Samplers for Recurrent-Depth Models" (arXiv
-2510.14961). Settings depend on the model's default recurrence r and on how many recurrences its tokens need,
-which says how many positions a wave holds in flight. Where the paper varies one thing, everything else stays
-at the paper's values (exit threshold 0.03, momentum 0.1, no noise, r' = 4), and the same is shown at r' = 1,
-which suits models that converge in a few recurrences.
+One entry for each table and figure of "Efficient Parallel Samplers for Recurrent-Depth Models"
+(arXiv 2510.14961). Settings depend on the model's default recurrence r and on how many recurrences
+its tokens need, which says how many positions a wave holds in flight. Where the paper varies one
+thing, everything else stays at the paper's values (exit threshold 0.03, momentum 0.1, no noise, r'
+= 4), and the same is shown at r' = 1, which suits models that converge in a few recurrences.
 """
 
 import dataclasses

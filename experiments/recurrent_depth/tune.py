@@ -1,9 +1,11 @@
-"""Settings of every rival on tuning problems: `python -m experiments.recurrent_depth.tune words` (or `pointers`).
+"""Settings of every rival on tuning problems: `python -m experiments.recurrent_depth.tune words`
+(or `pointers`).
 
-Equally many settings of each (`rival_settings`): depths of sequential decoding, criteria and thresholds of adaptive
-decoding, depths and lengths of self-speculative drafts, blocks and depths of Jacobi decoding, and for waves inner
-recurrence, width, headway and exit. All answers come first; what keeps them is timed, in turns; the fastest of each
-rival is what `rivals` reports on problems of the test split.
+Equally many settings of each (`rival_settings`): depths of sequential decoding, criteria and
+thresholds of adaptive decoding, depths and lengths of self-speculative drafts, blocks and depths of
+Jacobi decoding, and for waves inner recurrence, width, headway and exit. All answers come first;
+what keeps them is timed, in turns; the fastest of each rival is what `rivals` reports on problems
+of the test split.
 """
 
 import dataclasses

@@ -1,11 +1,12 @@
-"""Depth against width: s recurrences of each token or s copies of it (arXiv 2510.14961, appendix C).
+"""Depth against width: s recurrences of each token or s copies of it (arXiv 2510.14961, appendix
+C).
 
-`python -m experiments.recurrent_depth.width_depth` counts operations, visible pairs and parallelism of a prefill
-scaled by s in depth and in width, and writes JSON and a figure; `--preset huginn-0125` counts the large model. No
-network runs. What decoding gains: `serial_steps.py`.
+`python -m experiments.recurrent_depth.width_depth` counts operations, visible pairs and parallelism
+of a prefill scaled by s in depth and in width, and writes JSON and a figure; `--preset huginn-0125`
+counts the large model. No network runs. What decoding gains: `serial_steps.py`.
 
-`read_wide` is the prefill that is counted. Masks alone save no time: an attention that masks scores computes all
-`(s n)^2` of them under either rule.
+`read_wide` is the prefill that is counted. Masks alone save no time: an attention that masks scores
+computes all `(s n)^2` of them under either rule.
 """
 
 import dataclasses
@@ -81,19 +82,22 @@ def read_wide(
     recurrence: int = 1,
     shared: bool = True,
 ) -> tuple[Float[Array, "B T D"], RecurrentKV]:
-    """Reads a prompt at factor s: the final hidden state of each token (in width, of its last copy), keys and values.
+    """Reads a prompt at factor s: the final hidden state of each token (in width, of its last
+    copy), keys and values.
 
     Recurrences are unrolled, because XLA counts the body of a loop once, however often it runs.
 
     Args:
       network, params: the network.
       tokens: the prompt, each token once.
-      state: initial states, W = T in depth and W = T s in width, where each copy starts from its own.
+      state: initial states, W = T in depth and W = T s in width, where each copy starts from its
+        own.
       variant: one of `work.VARIANTS`.
       factor: s.
       recurrence: recurrences of the unscaled network.
-      shared: whether copies share their token's rotary position, since they stand for one token: distances stay
-        those of training and a prompt needs no more positions. Otherwise copies are numbered through.
+      shared: whether copies share their token's rotary position, since they stand for one token:
+        distances stay those of training and a prompt needs no more positions. Otherwise copies are
+        numbered through.
     """
     length = tokens.shape[1]
     copies = 1 if variant == "depth" else factor
@@ -127,7 +131,9 @@ def counts(options: Options) -> list[dict]:
 
 
 def curves(options: Options) -> list[dict]:
-    """Width over depth in one core layer against the prompt length, without limit and on the ideal device."""
+    """Width over depth in one core layer against the prompt length, without limit and on the ideal
+    device.
+    """
     config = RECURRENT_PRESETS[options.preset]
     return [
         {"tokens": tokens, "factor": factor, "variant": variant}

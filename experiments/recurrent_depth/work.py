@@ -1,4 +1,5 @@
-"""What reading a prompt costs where a recurrent-depth network is scaled by a factor s, counted exactly.
+"""What reading a prompt costs where a recurrent-depth network is scaled by a factor s, counted
+exactly.
 
 Three variants of one factor (arXiv 2510.14961, appendix C)::
 
@@ -6,10 +7,10 @@ Three variants of one factor (arXiv 2510.14961, appendix C)::
     no_share    s copies of each token, `copies.no_share`
     kv_share    s copies of each token, `copies.kv_share`
 
-Products are counted as floating-point operations, a multiplication and an addition each; norms, softmax and
-rotations are left out. Attention is counted over the pairs of a query and a key that it sees, as a kernel
-without waste does it, and, as `dense`, over all pairs of the window, as an attention does it that masks
-scores.
+Products are counted as floating-point operations, a multiplication and an addition each; norms,
+softmax and rotations are left out. Attention is counted over the pairs of a query and a key that it
+sees, as a kernel without waste does it, and, as `dense`, over all pairs of the window, as an
+attention does it that masks scores.
 """
 
 import bisect
@@ -31,7 +32,8 @@ class Cost:
       pairs: visible pairs of a query and a key, of all layers.
       attention: operations of scores and weighted sums on these pairs.
       dense: the same on all pairs of the window.
-      kept: keys (and as many values) that later tokens need, of all layers, where recurrences share one slot.
+      kept: keys (and as many values) that later tokens need, of all layers, where recurrences share
+        one slot.
     """
 
     positions: int
@@ -49,7 +51,9 @@ class Cost:
 
     @property
     def parallelism(self) -> float:
-        """Operations that can be done at once on average: `total / layers`, work over critical path."""
+        """Operations that can be done at once on average: `total / layers`, work over critical
+        path.
+        """
         return self.total / self.layers
 
 
@@ -81,8 +85,8 @@ def pairs_at_once(variant: str, tokens: int, factor: int) -> int:
         kv_share    s n (n - 1) / 2 + n s (s + 1) / 2      earlier tokens, own copies
         no_share    s n (s n + 1) / 2
 
-    A scaled layer is passed s times in depth and once in width, so for equal factors depth <= kv_share <= no_share,
-    their differences being `n s (s - 1) / 2` and `n (n - 1) s (s - 1) / 2`.
+    A scaled layer is passed s times in depth and once in width, so for equal factors depth <=
+    kv_share <= no_share, their differences being `n s (s - 1) / 2` and `n (n - 1) s (s - 1) / 2`.
     """
     wide = positions_at_once(variant, tokens, factor)
     if variant == "kv_share":
@@ -105,8 +109,8 @@ def prefill(
 ) -> Cost:
     """Counts a prefill of n tokens at factor s.
 
-    Only the core is repeated in depth. Copies pass through prelude and coda too, whose keys depend on the copy, so
-    width costs more there than depth even where the core costs the same.
+    Only the core is repeated in depth. Copies pass through prelude and coda too, whose keys depend
+    on the copy, so width costs more there than depth even where the core costs the same.
 
     Args:
       config: the network's shape.
@@ -139,13 +143,16 @@ def prefill(
     )
 
 
-# One core layer on an ideal device: a step does any independent operations, up to the products of C positions.
+# One core layer on an ideal device: a step does any independent operations, up to the products of C
+# positions.
 
 
 def operations_at_once(
     config: RecurrentDepthConfig, variant: str, tokens: int, factor: int
 ) -> tuple[int, int]:
-    """Operations of one pass of a layer that do not wait for each other: of its products, then of its attention."""
+    """Operations of one pass of a layer that do not wait for each other: of its products, then of
+    its attention.
+    """
     products = positions_at_once(variant, tokens, factor) * layer_linear(config)
     return products, pairs_at_once(variant, tokens, factor) * pair_attention(config)
 
@@ -154,15 +161,17 @@ def operations_at_once(
 class Ratio:
     """Width over depth at an equal factor, in one core layer.
 
-    Width does in one pass what depth does in s, so products have s times the parallelism. Attention has more of it
-    because it does more: `s (s n + 1) / (n + 1)` times in no_share, which rises to s^2, and `s (n + s) / (n + 1)` in
-    kv_share, which falls to s; s^2 at any length under either rule where masked scores are computed too. A factor
-    that comes from more work saves no time: without a limit depth takes s times as long as width, not s^2 times.
+    Width does in one pass what depth does in s, so products have s times the parallelism. Attention
+    has more of it because it does more: `s (s n + 1) / (n + 1)` times in no_share, which rises to
+    s^2, and `s (n + s) / (n + 1)` in kv_share, which falls to s; s^2 at any length under either
+    rule where masked scores are computed too. A factor that comes from more work saves no time:
+    without a limit depth takes s times as long as width, not s^2 times.
 
     Attributes:
       products, attention: operations at once, without a limit.
       products_achieved, attention_achieved: the same, each cut at what the device does in a step.
-      speedup: steps of depth over steps of width; a pass takes a step or more for each of its two stages.
+      speedup: steps of depth over steps of width; a pass takes a step or more for each of its two
+        stages.
     """
 
     products: float
@@ -175,7 +184,9 @@ class Ratio:
 def width_over_depth(
     config: RecurrentDepthConfig, variant: str, tokens: int, factor: int, capacity: int
 ) -> Ratio:
-    """Compares a layer of `variant` with s passes of depth on a device of `capacity` positions a step (C)."""
+    """Compares a layer of `variant` with s passes of depth on a device of `capacity` positions a
+    step (C).
+    """
     limit = capacity * layer_linear(config)
     deep = operations_at_once(config, "depth", tokens, factor)
     wide = operations_at_once(config, variant, tokens, factor)

@@ -1,7 +1,7 @@
 """Replicas of released programs, quirk for quirk. Only tests and studies import them.
 
-Their published numbers can be repeated with them, and their recorded runs replayed; `Recorded...` are the draws that
-take the place of the keys.
+Their published numbers can be repeated with them, and their recorded runs replayed; `Recorded...`
+are the draws that take the place of the keys.
 """
 
 from experiments.replicas.adaptive import ReleasedAdaptive

@@ -21,8 +21,8 @@ from paradec_jax.decode.rules.windows import where_rows
 class ReleasedAdaptive(DecoderBase):
     """`Adaptive` with what the release does where a criterion that looks at logits never fires.
 
-    It then samples from the logits of the last check, even where recurrences followed that check. Its top-p drops the
-    token that crosses the threshold.
+    It then samples from the logits of the last check, even where recurrences followed that check.
+    Its top-p drops the token that crosses the threshold.
 
     Attributes:
       criterion: a name of `criteria.CRITERIA`.

@@ -1,13 +1,15 @@
-"""A block call of the released multi-block decoders, one row at a time, and what each network call does to it.
+"""A block call of the released multi-block decoders, one row at a time, and what each network call
+does to it.
 
-Its list holds every block; `visible` of them count. A block is its accepted tokens and its draft, together n tokens;
-a full one has `done == n`::
+Its list holds every block; `visible` of them count. A block is its accepted tokens and its draft,
+together n tokens; a full one has `done == n`::
 
     index   0          1            2              3
             a a a a    a a d d      a q q q        q q q q
             decoded    real         pseudo         pseudo, spawned last
 
-The functions are plain integer logic over arrays of fixed shapes; `ReleasedMultiBlock` maps them over the batch.
+The functions are plain integer logic over arrays of fixed shapes; `ReleasedMultiBlock` maps them
+over the batch.
 """
 
 import dataclasses
@@ -30,8 +32,9 @@ class BlockCall:
     """The state of a block call: a list of C blocks, each with up to R candidates.
 
     Attributes:
-      tokens: candidates of each block, accepted tokens first, [C, R, n]. The first is the block's own; those after
-        it come out of the pool (real block), or were copied when the block was spawned.
+      tokens: candidates of each block, accepted tokens first, [C, R, n]. The first is the block's
+        own; those after it come out of the pool (real block), or were copied when the block was
+        spawned.
       count: candidates of each block that count, [C].
       done: accepted tokens, [C].
       pseudo: still to be verified again, [C].
@@ -150,7 +153,8 @@ class BlockCallRules:
     def feed(self, state: BlockCall) -> Fed:
         """The draft of the real block, then the pseudo blocks in the order of the list.
 
-        A pseudo block has one draft for all candidates, unless it was spawned with as many as there are now.
+        A pseudo block has one draft for all candidates, unless it was spawned with as many as there
+        are now.
         """
         start = state.done[state.real]
         left = self.block - start
@@ -175,7 +179,9 @@ class BlockCallRules:
     def verify_real(
         self, state: BlockCall, fed: Fed, predicted: Int[Array, "R W"]
     ) -> tuple[BlockCall, Accepted]:
-        """Verifies each candidate on its own; the one that accepts most wins, the first among equals."""
+        """Verifies each candidate on its own; the one that accepts most wins, the first among
+        equals.
+        """
         n, real = self.block, state.real
         predicted = self.in_line(predicted, fed)[:, :n]
         start, any_fed = jnp.broadcast_to(fed.start, self.candidates), fed.start < n
@@ -237,7 +243,9 @@ class BlockCallRules:
     def spawn(
         self, state: BlockCall, spawn_at: Int[Array, ""], most: Int[Array, ""]
     ) -> tuple[BlockCall, Bool[Array, ""]]:
-        """Appends a pseudo block where the newest has come far enough: the real draft's candidates, filled up."""
+        """Appends a pseudo block where the newest has come far enough: the real draft's candidates,
+        filled up.
+        """
         at, n = state.listed, self.block
         draft = state.tokens[state.real]
         start = state.done[state.real]
@@ -263,7 +271,8 @@ class BlockCallRules:
     def promote(self, state: BlockCall) -> tuple[BlockCall, Int[Array, ""]]:
         """Where the real block is full, the first pseudo block that has begun takes its place.
 
-        Its first token becomes the known one. Every block that is passed on the way lowers the count of active ones.
+        Its first token becomes the known one. Every block that is passed on the way lowers the
+        count of active ones.
         """
         ready = self.pseudo_blocks(state) & (state.done > 0)
         found, at = jnp.any(ready), jnp.argmax(ready)

@@ -1,4 +1,6 @@
-"""The released programs of block diffusion: SDAR's `generate.py` and evaluation, and the serving engine JetEngine."""
+"""The released programs of block diffusion: SDAR's `generate.py` and evaluation, and the serving
+engine JetEngine.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -23,18 +25,22 @@ PROGRAMS = {"generate": SDAR, "evaluation": SDAR, "jetengine": (*SDAR, "random")
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedDenoising(RuledDecoder):
-    """Denoises block after block, each read a last time by a call of its own. It keeps what the programs do:
+    """Denoises block after block, each read a last time by a call of its own. It keeps what the
+    programs do:
 
-    - "generate": the confidence of a token is its probability after truncation. With top-k 1 that is 1 everywhere, so
-      that a dynamic step reveals a whole block and a static one has nothing but ties.
-    - "jetengine": where fewer positions than the quota exceed the threshold, its batched path reveals the leftmost
-      ones in place of the surest.
-    - All of them ask for stop tokens once a block is stored, so a row holds the rest of the block after one; and they
-      fill the block that holds the end of the budget, which is overrun by up to B - 1 tokens.
+    - "generate": the confidence of a token is its probability after truncation. With top-k 1 that
+      is 1 everywhere, so that a dynamic step reveals a whole block and a static one has nothing but
+      ties.
+    - "jetengine": where fewer positions than the quota exceed the threshold, its batched path
+      reveals the leftmost ones in place of the surest.
+    - All of them ask for stop tokens once a block is stored, so a row holds the rest of the block
+      after one; and they fill the block that holds the end of the budget, which is overrun by up to
+      B - 1 tokens.
 
-    "evaluation" has the last quirk alone. What went wrong is not repeated: `generate.py` overwrites committed tokens
-    where a quota exceeds the masks that are left, cannot run its entropy rule (here it is repaired), and takes
-    neither temperature 0 nor a batch; JetEngine may leave masks in a block.
+    "evaluation" has the last quirk alone. What went wrong is not repeated: `generate.py` overwrites
+    committed tokens where a quota exceeds the masks that are left, cannot run its entropy rule
+    (here it is repaired), and takes neither temperature 0 nor a batch; JetEngine may leave masks in
+    a block.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
@@ -87,7 +93,9 @@ class ReleasedDenoising(RuledDecoder):
         step: Int[Array, "B"],
         knobs: DenoisingKnobs,
     ) -> Choice:
-        """The choice of JetEngine's batched path: what exceeds the threshold, or the quota from the left."""
+        """The choice of JetEngine's batched path: what exceeds the threshold, or the quota from the
+        left.
+        """
         sure = masked & (choice.scores > threshold_at(step, knobs))
         leftmost = select.first(masked, quota(masked.shape[1], step, knobs))
         enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
@@ -107,7 +115,9 @@ def revealed_late(
     at: Int[Array, "B"],
     stored: Bool[Array, "B"],
 ) -> AnyBlocks:
-    """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been stored."""
+    """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been
+    stored.
+    """
     final = put(canvas.final, jnp.ones_like(where), at, where)
     rows = canvas.rows.write(tokens, where, at)
     run = jnp.minimum(select.leading_run(final), rows.limit).astype(jnp.int32)

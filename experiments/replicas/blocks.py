@@ -1,14 +1,16 @@
-"""What the released programs of block Jacobi decoding share: prefill, verification, drafts, when a row ends.
+"""What the released programs of block Jacobi decoding share: prefill, verification, drafts, when a
+row ends.
 
-A *block call* decodes a block of n tokens after the committed ones. Its first draft comes from the prefill, the later
-ones are the known next token and n - 1 tokens drawn from everything generated so far::
+A *block call* decodes a block of n tokens after the committed ones. Its first draft comes from the
+prefill, the later ones are the known next token and n - 1 tokens drawn from everything generated so
+far::
 
     prefill        p p p p r r r r              prompt and n random prompt tokens
     block call 0           d d d d              what it predicts from the last prompt token on
     block call 1                   d r r r      the token after block call 0, and random ones
 
-Stop tokens and budgets are looked at where the programs look: a budget only between block calls, so that it is
-overrun. A decoder here has a field `block`, n.
+Stop tokens and budgets are looked at where the programs look: a budget only between block calls, so
+that it is overrun. A decoder here has a field `block`, n.
 """
 
 import dataclasses
@@ -34,8 +36,10 @@ class RecordedBlocks(RecordedDraws):
 
     Attributes:
       prefill_drafts: random tokens that the prefill reads after each prompt, [B, n].
-      drafts: draft with which each block call begins; its first token, which is known, is not read, [B, calls, n].
-      windows: fill of the running window before each network call after the tokens it knows, [B, T, n].
+      drafts: draft with which each block call begins; its first token, which is known, is not read,
+        [B, calls, n].
+      windows: fill of the running window before each network call after the tokens it knows, [B, T,
+        n].
     """
 
     prefill_drafts: Int[Array, "B n"] | None = None
@@ -57,8 +61,9 @@ def verify(
 ) -> tuple[Int[Array, "R n"], Int[Array, "R"]]:
     """Accepts the draft of a block as far as its own predictions repeat it; they replace the rest.
 
-    Tokens before `done` are accepted, the others are the draft; `predicted[x]` is what token x predicts. The
-    first token of a draft is known to be right. Three tokens were accepted, now six are::
+    Tokens before `done` are accepted, the others are the draft; `predicted[x]` is what token x
+    predicts. The first token of a draft is known to be right. Three tokens were accepted, now six
+    are::
 
         x           0 1 2 3 4 5 6 7
         block       a a a d d d d d
@@ -68,12 +73,12 @@ def verify(
     Args:
       block: accepted tokens and draft.
       done: accepted tokens.
-      predicted: argmax at each token; entries before `done` are not read, except that the last accepted one is
-        where the draft is empty.
+      predicted: argmax at each token; entries before `done` are not read, except that the last
+        accepted one is where the draft is empty.
 
     Returns:
-      The block afterwards, and its accepted tokens, more than before unless there was no draft. The token after
-      the accepted ones is `predicted[accepted - 1]`.
+      The block afterwards, and its accepted tokens, more than before unless there was no draft. The
+      token after the accepted ones is `predicted[accepted - 1]`.
     """
     n = block.shape[1]
     sure = jnp.arange(n - 1) < done[:, None]
@@ -85,13 +90,17 @@ def verify(
 def until_stop(
     rows: Rows, tokens: Int[Array, "B W"], count: Int[Array, "B"]
 ) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
-    """Which of the first `count` tokens come up to the first stop token: how many, and whether there is one."""
+    """Which of the first `count` tokens come up to the first stop token: how many, and whether
+    there is one.
+    """
     hits = is_stop(tokens, rows.stop) & (jnp.arange(tokens.shape[1]) < count[:, None])
     return jnp.argmax(hits, axis=1) + 1, jnp.any(hits, axis=1)
 
 
 def extend(rows: Rows, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Rows:
-    """Appends `count` tokens to each running row and cuts nothing, for programs that run over their budget."""
+    """Appends `count` tokens to each running row and cuts nothing, for programs that run over their
+    budget.
+    """
     count = jnp.where(rows.done, 0, count)
     written = put(rows.tokens, tokens, rows.length, jnp.arange(tokens.shape[1]) < count[:, None])
     return dataclasses.replace(rows, tokens=written, length=rows.length + count)
@@ -136,7 +145,9 @@ def first_draft(rows: Rows, predicted: Int[Array, "B n"]) -> Int[Array, "B n"]:
 def next_draft(
     rows: Rows, known: Int[Array, "B"], block_call: Int[Array, "B"], block: int
 ) -> Int[Array, "B n"]:
-    """The draft of a later block call: the known next token, and tokens drawn from all that the row holds."""
+    """The draft of a later block call: the known next token, and tokens drawn from all that the row
+    holds.
+    """
     ahead = rows.length[:, None] + jnp.arange(block)
     drawn = jnp.take_along_axis(
         rows.tokens, draw(rows.keys, ahead, rows.length, block_call), axis=1
@@ -164,7 +175,9 @@ def reasoned(
     used_up: Bool[Array, "B"],
     block_calls: Int[Array, "B"],
 ) -> Rows:
-    """Rows with the reason of those that `stopped`, or whose block call is over with nothing left for another."""
+    """Rows with the reason of those that `stopped`, or whose block call is over with nothing left
+    for another.
+    """
     return ended(rows, stopped, over & (used_up | (block_calls >= MAX_BLOCK_CALLS)))
 
 

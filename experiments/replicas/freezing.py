@@ -1,7 +1,7 @@
 """Freezing rules of the released wavefront sampler: which slots leave the window after a step.
 
-Distances compare z with earlier states as the released program lines them up, which is not by position; see
-`wavefront.ReleasedWavefront`.
+Distances compare z with earlier states as the released program lines them up, which is not by
+position; see `wavefront.ReleasedWavefront`.
 """
 
 import dataclasses
@@ -122,7 +122,9 @@ def token_stability(seen: Evidence) -> Frozen:
 
 
 def fixed(seen: Evidence) -> Frozen:
-    """Algorithm 1 of arXiv 2510.14961: once the wave is `patience` + 2 steps old, one headway a step."""
+    """Algorithm 1 of arXiv 2510.14961: once the wave is `patience` + 2 steps old, one headway a
+    step.
+    """
     drop = jnp.where(seen.time > seen.patience, seen.appended, 0)
     return Frozen(drop, seen.length + drop, seen.pointer, seen.unmeasured())
 

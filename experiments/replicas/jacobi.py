@@ -1,7 +1,9 @@
-"""Block Jacobi decoding as the released program runs it (Jacobi Forcing; its predecessor CLLM), greedy.
+"""Block Jacobi decoding as the released program runs it (Jacobi Forcing; its predecessor CLLM),
+greedy.
 
-A draft of n tokens is fed after the committed ones; the leading tokens that the network repeats are committed,
-its predictions are the new draft of the rest. The draft shrinks until the block is done::
+A draft of n tokens is fed after the committed ones; the leading tokens that the network repeats are
+committed, its predictions are the new draft of the rest. The draft shrinks until the block is
+done::
 
     position       length ...                     committed after the network call
     network call   d d d d d d d d                d d d
@@ -35,7 +37,8 @@ class ReleasedJacobiInfo:
     Attributes:
       running: whether the row ran, [B]; otherwise the rest means nothing.
       block_call: block call it belongs to, [B].
-      before, after: the iterate before and after, accepted tokens first, [B, n]. `before[start:]` was fed.
+      before, after: the iterate before and after, accepted tokens first, [B, n]. `before[start:]`
+        was fed.
       start, accepted: accepted tokens of the block before and after, [B].
       predicted: argmax at each token that was fed, from slot `start` on, [B, n].
       cached: tokens before the window, [B].
@@ -84,17 +87,20 @@ class ReleasedJacobi(DecoderBase):
     """The released block decoder; a step is one network call. It keeps what the program does:
 
     - the prefill reads n random prompt tokens too, and what it predicts is the first draft;
-    - the window shrinks to what is left of the block (here it keeps its width, and columns after it do nothing);
-    - a stop token that follows a full block goes unnoticed, and the next block call spends a network call to find it;
-    - the budget is looked at between blocks, so up to n - 1 tokens more are committed and stay in the result.
+    - the window shrinks to what is left of the block (here it keeps its width, and columns after it
+      do nothing);
+    - a stop token that follows a full block goes unnoticed, and the next block call spends a
+      network call to find it;
+    - the budget is looked at between blocks, so up to n - 1 tokens more are committed and stay in
+      the result.
 
     A row of n' new tokens ends within 1 + n' + 2 n network calls.
 
     Attributes:
       block: n, tokens of a block.
-      complete_blocks: as the program that collects trajectories: a block always completes its n tokens, after
-        a stop token too, and a row ends with the block that holds one, or that goes *beyond* the budget.
-        `trajectories` takes the infos of a trace apart.
+      complete_blocks: as the program that collects trajectories: a block always completes its n
+        tokens, after a stop token too, and a row ends with the block that holds one, or that goes
+        *beyond* the budget. `trajectories` takes the infos of a trace apart.
       greedy: always; the program takes sampling arguments and ignores them, here they are refused.
     """
 
@@ -118,7 +124,9 @@ class ReleasedJacobi(DecoderBase):
     def step(
         self, params: Any, state: ReleasedJacobiState, knobs: SamplingKnobs
     ) -> tuple[ReleasedJacobiState, ReleasedJacobiInfo]:
-        """Feeds the draft, commits the tokens that agree, and begins a new block where this one is done."""
+        """Feeds the draft, commits the tokens that agree, and begins a new block where this one is
+        done.
+        """
         n, start, before = self.block, state.accepted, state.rows
         rows, cache, predicted = self._feed(params, state)
         block, accepted = blocks.verify(state.block, start, predicted)

@@ -1,7 +1,7 @@
 """Lookahead decoding as the released program keeps n-grams of its text (arXiv 2402.02057).
 
-Where a call accepts several tokens the program appends the last of them once for each, to the text that it reads
-n-grams from::
+Where a call accepts several tokens the program appends the last of them once for each, to the text
+that it reads n-grams from::
 
     text        .. x y | a b c          accepted: a b c
     it reads    .. x y | c c c
@@ -23,7 +23,8 @@ from paradec_jax.decode.machine.request import Request
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedLookahead(DecoderBase):
-    """`Lookahead` with `pool_from_prompt` as released; without it the program is `Lookahead` itself.
+    """`Lookahead` with `pool_from_prompt` as released; without it the program is `Lookahead`
+    itself.
 
     Attributes:
       level, window, guesses: N, W and G.
@@ -44,7 +45,9 @@ class ReleasedLookahead(DecoderBase):
     def step(
         self, params: Any, state: LookaheadState, knobs: SamplingKnobs
     ) -> tuple[LookaheadState, LookaheadInfo]:
-        """A call of `Lookahead` that reads no text; then the pool reads the newest token once for each accepted."""
+        """A call of `Lookahead` that reads no text; then the pool reads the newest token once for
+        each accepted.
+        """
         recent, silent = state.recent, dataclasses.replace(state, recent=None)
         state, info = Lookahead(**vars(self)).step(params, silent, knobs)
         repeated = jnp.broadcast_to(state.rows.newest[0], (len(info.accepted), self.level - 1))

@@ -45,7 +45,8 @@ class ReleasedStep:
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedMasked(DecoderBase):
-    """N steps over the grid `linspace(1, 1e-5, N + 1)`, and what each program does with masks that are left.
+    """N steps over the grid `linspace(1, 1e-5, N + 1)`, and what each program does with masks that
+    are left.
 
     ::
 
@@ -56,9 +57,10 @@ class ReleasedMasked(DecoderBase):
         sdtt      ancestral    N or N + 1              if a mask is left: a call more, argmax
         sdtt      analytic     N or N + 1              the same
 
-    "cached" keeps the probabilities until any row of the batch has changed, and SDTT looks for masks in the whole
-    batch, so counts of network calls depend on the batch; tokens do not. SDTT's projection, which writes a prompt
-    over the first positions after every step, is what given tokens do here; so are its forced first and last tokens.
+    "cached" keeps the probabilities until any row of the batch has changed, and SDTT looks for
+    masks in the whole batch, so counts of network calls depend on the batch; tokens do not. SDTT's
+    projection, which writes a prompt over the first positions after every step, is what given
+    tokens do here; so are its forced first and last tokens.
 
     A row ends within N + 1 network calls.
 

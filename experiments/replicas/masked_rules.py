@@ -32,7 +32,9 @@ LAST = 1e-5  # time at which the steps end
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleasedMaskedKnobs(SamplingKnobs):
-    """The programs draw from the denoiser's own distribution, at temperature 1 and unfiltered, the defaults here."""
+    """The programs draw from the denoiser's own distribution, at temperature 1 and unfiltered, the
+    defaults here.
+    """
 
     temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
 
@@ -40,7 +42,9 @@ class ReleasedMaskedKnobs(SamplingKnobs):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecordedRaces(RecordedDraws):
-    """Recorded uniforms of every step, each row's own, [B, T, S, V]; calls beyond T see those of the last one."""
+    """Recorded uniforms of every step, each row's own, [B, T, S, V]; calls beyond T see those of
+    the last one.
+    """
 
     races: Float[Array, "B T S V"] | None = None
     per_row: ClassVar[tuple[str, ...]] = ("races",)
@@ -57,7 +61,9 @@ def linspace(start: float, end: float, count: int) -> np.ndarray:
 def uniforms(
     rows: Rows, call: Int[Array, "B"], at: Int[Array, "B"], width: int, vocab: int
 ) -> Float[Array, "B W V"]:
-    """Numbers of a race at positions `at .. at + width - 1` in each row's call, recorded or of its key."""
+    """Numbers of a race at positions `at .. at + width - 1` in each row's call, recorded or of its
+    key.
+    """
     recorded = getattr(rows.recorded, "races", None)
     if getattr(rows.recorded, "uniforms", None) is not None:
         raise ValueError(
@@ -84,10 +90,11 @@ def analytic_weights(
     s: Float[Array, "B"] | None,
     mask: int,
 ) -> Float[Array, "B W V"]:
-    """Staggered score times transition (SEDD, arXiv 2310.16834), of all positions; without s the denoiser.
+    """Staggered score times transition (SEDD, arXiv 2310.16834), of all positions; without s the
+    denoiser.
 
-    The score of a masked position is `k p_y`, 1 at the mask, `k = 1 / (e^sigma - 1)`; that of another one is 1 at its
-    own token and 1 / k at the mask.
+    The score of a masked position is `k p_y`, 1 at the mask, `k = 1 / (e^sigma - 1)`; that of
+    another one is 1 at its own token and 1 / k at the mask.
     """
     sigma = LOGLINEAR.sigma(t)[:, None, None]
     change = sigma if s is None else sigma - LOGLINEAR.sigma(s)[:, None, None]
@@ -102,14 +109,18 @@ def analytic_weights(
 
 
 def most_probable(probs: Float[Array, "B W V"], mask: int) -> Int[Array, "B W"]:
-    """The token with which a program ends, never the mask: also where probabilities are NaN nothing stays masked."""
+    """The token with which a program ends, never the mask: also where probabilities are NaN nothing
+    stays masked.
+    """
     return jnp.argmax(probs.at[:, :, mask].set(-1.0), axis=-1).astype(jnp.int32)
 
 
 def distribution(
     logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "keep"
 ) -> Float[Array, "*shape V"]:
-    """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
+    """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable
+    token alone.
+    """
 
     def greedy(logits: Array) -> Array:
         best = jnp.argmax(logits, axis=-1)
@@ -160,7 +171,9 @@ def predict_if(
     at: Int[Array, "B"],
     knobs: SamplingKnobs,
 ) -> tuple[Float[Array, "B W V"], dict[str, Any]]:
-    """As `predict` where it is needed, else what was kept of the call before, at no cost: one call for all rows."""
+    """As `predict` where it is needed, else what was kept of the call before, at no cost: one call
+    for all rows.
+    """
 
     def call() -> tuple[Array, dict[str, Any]]:
         return predict(decoder, params, canvas, at, kept.shape[1], knobs)
@@ -178,9 +191,11 @@ def write(
     mask: int,
     over: Bool[Array, "B"],
 ) -> tuple[AnyCanvas, Bool[Array, "B"]]:
-    """Puts what a step has made of a window's masked positions into it; a row ends when its program does.
+    """Puts what a step has made of a window's masked positions into it; a row ends when its program
+    does.
 
-    The programs do not look whether the text is complete, so its last position is committed when the row is `over`.
+    The programs do not look whether the text is complete, so its last position is committed when
+    the row is `over`.
 
     Returns:
       The canvas, and the rows in which anything changed.
@@ -206,13 +221,17 @@ def check_program(decoder: Any, **sizes: int | None) -> None:
 
 
 def tokens_before(tokens: np.ndarray, eos: int) -> np.ndarray:
-    """Length of each text as the programs tell it: tokens after the first one and before the first `eos`, [B]."""
+    """Length of each text as the programs tell it: tokens after the first one and before the first
+    `eos`, [B].
+    """
     hits = tokens[:, 1:] == eos
     return np.where(hits.any(axis=1), hits.argmax(axis=1), hits.shape[1])
 
 
 def whole_steps(steps: int) -> int:
-    """`int(1 / dt)` for `dt = 1 / steps`, which float arithmetic makes one less for some numbers, 49 for one."""
+    """`int(1 / dt)` for `dt = 1 / steps`, which float arithmetic makes one less for some numbers,
+    49 for one.
+    """
     return math.floor(1 / (1 / steps))
 
 
@@ -222,7 +241,8 @@ def time_grid(
     calls: Int[Array, ""] | int,
     epsilon: Float[Array, ""] | float = 1e-3,
 ) -> Int[Array, "B"]:
-    """How many of the positions that are still masked call `call` (from 0) of `calls` reveals (Dream).
+    """How many of the positions that are still masked call `call` (from 0) of `calls` reveals
+    (Dream).
 
     ::
 
@@ -230,8 +250,8 @@ def time_grid(
 
         6 positions in 6 calls   0 1 1 1 1 2
 
-    In float32, where a product close to an integer may fall to either side; times count from the nearer end, as the
-    released program's do.
+    In float32, where a product close to an integer may fall to either side; times count from the
+    nearer end, as the released program's do.
     """
 
     def time(index: Array) -> Array:

@@ -1,16 +1,17 @@
 """Multi-block Jacobi decoding with rejection recycling as the released programs run it, greedy.
 
-After the draft of the *real* block, which is verified and committed, lie *pseudo* blocks, drafted ahead and never
-committed. Candidates come out of the pool; the one that accepts most wins::
+After the draft of the *real* block, which is verified and committed, lie *pseudo* blocks, drafted
+ahead and never committed. Candidates come out of the pool; the one that accepts most wins::
 
     position      length ...
     candidate 0   d d d d d | a a a q q q q q | q q q q q q q q      d draft, a pseudo-accepted, q pseudo draft
     candidate 1   c c c c c | a a a q q q q q | q q q q q q q q      c out of the pool
     candidate 2   c c c c c | a a a q q q q q | q q q q q q q q
 
-All of them go through the network in one call, as one window in which a candidate sees only itself and the shared
-prefix. Where no running row has a candidate out of the pool, or none a pseudo block, the call leaves them out.
-`causal.jacobi` holds the clean rule; this one repeats the programs, see `ReleasedMultiBlock`.
+All of them go through the network in one call, as one window in which a candidate sees only itself
+and the shared prefix. Where no running row has a candidate out of the pool, or none a pseudo block,
+the call leaves them out. `causal.jacobi` holds the clean rule; this one repeats the programs, see
+`ReleasedMultiBlock`.
 """
 
 import dataclasses
@@ -36,10 +37,12 @@ CAPACITY = 129  # list entries of a block call, of which a network call spawns o
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleasedMultiBlockKnobs(SamplingKnobs):
-    """When blocks are spawned, and how long a block call goes on. The sampling knobs keep their defaults.
+    """When blocks are spawned, and how long a block call goes on. The sampling knobs keep their
+    defaults.
 
     Attributes:
-      blocks: K, most blocks that count as active. The programs lose count, see `ReleasedMultiBlock`.
+      blocks: K, most blocks that count as active. The programs lose count, see
+        `ReleasedMultiBlock`.
       spawn_ratio: r; a block is spawned when the newest one has accepted ceil(r n) tokens.
       max_iterations: network calls of a block call at most.
     """
@@ -82,7 +85,9 @@ class ReleasedMultiBlockInfo:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleasedMultiBlockState:
-    """Rows, cache (all committed tokens), the present block call of each row, and block calls before it, [B]."""
+    """Rows, cache (all committed tokens), the present block call of each row, and block calls
+    before it, [B].
+    """
 
     rows: Rows
     cache: Any
@@ -97,21 +102,28 @@ class ReleasedMultiBlockState:
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedMultiBlock(DecoderBase):
-    """The released multi-block decoders; a step is one network call. They keep what the programs do:
+    """The released multi-block decoders; a step is one network call. They keep what the programs
+    do:
 
-    - "main" (released): the promotion of a block hides the newest one from the block call's list. With two blocks the
-      block call ends there, and the promoted block and its draft are lost; all that is left of it is what went into
-      the pool. The block call after a jump to a full block spends a network call that commits nothing.
-    - "tail" and "plain" (development branch, with and without a pool): the promoted block is decoded on. Each
-      promotion lowers the count of active blocks once for every block it passes, so more than K come to be in flight.
-    - Pseudo blocks are refreshed from candidate 0 whoever won, and their first token counts as accepted.
-    - Candidates need two sequences of the pool beside the newest, so a pool of fewer than 3 does nothing.
-    - Stop tokens are tested in the real block alone, and budgets between block calls, so the result may overrun them.
+    - "main" (released): the promotion of a block hides the newest one from the block call's list.
+      With two blocks the block call ends there, and the promoted block and its draft are lost; all
+      that is left of it is what went into the pool. The block call after a jump to a full block
+      spends a network call that commits nothing.
+    - "tail" and "plain" (development branch, with and without a pool): the promoted block is
+      decoded on. Each promotion lowers the count of active blocks once for every block it passes,
+      so more than K come to be in flight.
+    - Pseudo blocks are refreshed from candidate 0 whoever won, and their first token counts as
+      accepted.
+    - Candidates need two sequences of the pool beside the newest, so a pool of fewer than 3 does
+      nothing.
+    - Stop tokens are tested in the real block alone, and budgets between block calls, so the result
+      may overrun them.
 
-    The programs grow their lists without bound. Here a block is spawned only where list (`CAPACITY`) and window
-    (`in_flight`) have room, and a block call is broken off once it lies a block beyond `size`; where these are large
-    enough the result is theirs. Where "main" fails on a stale pseudo draft (it has another number of candidates),
-    here its own draft goes with every candidate.
+    The programs grow their lists without bound. Here a block is spawned only where list
+    (`CAPACITY`) and window (`in_flight`) have room, and a block call is broken off once it lies a
+    block beyond `size`; where these are large enough the result is theirs. Where "main" fails on a
+    stale pseudo draft (it has another number of candidates), here its own draft goes with every
+    candidate.
 
     A row ends within 1 + `blocks.MAX_BLOCK_CALLS` `max_iterations` network calls.
 
@@ -163,7 +175,9 @@ class ReleasedMultiBlock(DecoderBase):
     def step(
         self, params: Any, state: ReleasedMultiBlockState, knobs: ReleasedMultiBlockKnobs
     ) -> tuple[ReleasedMultiBlockState, ReleasedMultiBlockInfo]:
-        """Feeds all blocks, verifies and commits the real one, refreshes the others, spawns and promotes."""
+        """Feeds all blocks, verifies and commits the real one, refreshes the others, spawns and
+        promotes.
+        """
         before, rules = state.rows, self.rules
         fed = jax.vmap(rules.feed)(state.present)
         predicted, won, counts = self._feed(params, state, fed)
@@ -214,11 +228,12 @@ class ReleasedMultiBlock(DecoderBase):
     def _feed(
         self, params: Any, state: ReleasedMultiBlockState, fed: Fed
     ) -> tuple[Int[Array, "B R W"], Any, dict[str, Any]]:
-        """One network call for the candidates that count: each causal in itself, after the same prefix.
+        """One network call for the candidates that count: each causal in itself, after the same
+        prefix.
 
         Returns:
-          The prediction at each token, zeros where nothing was fed, keys and values of the winner's real block, and
-          what the call cost.
+          The prediction at each token, zeros where nothing was fed, keys and values of the winner's
+          real block, and what the call cost.
         """
         rules, at = self.rules, state.cached
 
@@ -241,7 +256,9 @@ class ReleasedMultiBlock(DecoderBase):
     def _ahead(
         self, present: BlockCall, fed: Any, real: Any, predicted: Int[Array, "B R W"], knobs: Any
     ) -> tuple[BlockCall, Bool[Array, "B"], Int[Array, "B"]]:
-        """Recycles, refreshes pseudo blocks, spawns and promotes; whether one was spawned, which was promoted."""
+        """Recycles, refreshes pseudo blocks, spawns and promotes; whether one was spawned, which
+        was promoted.
+        """
         rules, batch = self.rules, predicted.shape[0]
         spawn_at = jnp.ceil(
             knobs.spawn_ratio * self.block - 1e-4

@@ -1,6 +1,8 @@
-"""Rejection recycling as the released programs do it: a pool of token sequences and the candidates it yields.
+"""Rejection recycling as the released programs do it: a pool of token sequences and the candidates
+it yields.
 
-Every network call that rejects something pushes two sequences, so a pool of four remembers two network calls::
+Every network call that rejects something pushes two sequences, so a pool of four remembers two
+network calls::
 
     newest   [0] rejected tail                 not searched
              [1] blocks of the block call, joined    first place of the known next token -> candidate
@@ -35,7 +37,9 @@ def empty(sequences: int, length: int) -> Pool:
 
 
 def push(pool: Pool, tokens: Int[Array, "_"], keep: Bool[Array, "_"]) -> Pool:
-    """The tokens to be kept, closed up, as the newest sequence; the oldest falls out. Nothing changes without any."""
+    """The tokens to be kept, closed up, as the newest sequence; the oldest falls out. Nothing
+    changes without any.
+    """
     room = pool.tokens.shape[1]
     place = jnp.where(keep, jnp.cumsum(keep) - 1, room)
     sequence = jnp.zeros(room, jnp.int32).at[place].set(tokens, mode="drop")
@@ -52,8 +56,8 @@ def candidates(
 ) -> tuple[Int[Array, "R n"], Int[Array, ""]]:
     """Drafts that start with the known token, out of all sequences but the newest.
 
-    A candidate is a sequence from its first `known` on, completed with the block's own draft. There are none
-    unless at least two sequences hold the token; equal candidates stay.
+    A candidate is a sequence from its first `known` on, completed with the block's own draft. There
+    are none unless at least two sequences hold the token; equal candidates stay.
 
     Args:
       pool: the pool.
@@ -62,7 +66,8 @@ def candidates(
       done: accepted tokens.
 
     Returns:
-      R = G drafts, the block itself first, then the candidates from newest to oldest, and how many of them count.
+      R = G drafts, the block itself first, then the candidates from newest to oldest, and how many
+      of them count.
     """
     tokens, lengths = pool.tokens[1:], pool.lengths[1:]
     hit = (tokens == known) & (jnp.arange(tokens.shape[1]) < lengths[:, None])

@@ -1,4 +1,6 @@
-"""Lossy: drafts of a block judged position by position in one call, as the text of MRP, not its program, has it."""
+"""Lossy: drafts of a block judged position by position in one call, as the text of MRP, not its
+program, has it.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,7 +23,8 @@ from paradec_jax.decode.rules.subs import without_mask
 
 @dataclasses.dataclass(frozen=True)
 class LossyPositionWise(RuledDecoder):
-    """An ablation that writes other texts than one position a step: it is not lossless, though its source says so.
+    """An ablation that writes other texts than one position a step: it is not lossless, though its
+    source says so.
 
     ::
 
@@ -29,9 +32,9 @@ class LossyPositionWise(RuledDecoder):
         call      a b c _                   the network reads them all at once
         said      a x c z                   a and c stay, b is masked again; the next drafts come from this call
 
-    A draft is judged where it is seen already, which the network never learned, and given later drafts; the order of
-    positions is not judged at all; and where a draft falls, the next ones come from scores that knew it. The first
-    draft stays if all others fall and it falls too.
+    A draft is judged where it is seen already, which the network never learned, and given later
+    drafts; the order of positions is not judged at all; and where a draft falls, the next ones come
+    from scores that knew it. The first draft stays if all others fall and it falls too.
 
     A row of n new positions ends within 1 + 3 (n + B) network calls.
 
@@ -80,7 +83,8 @@ class LossyPositionWise(RuledDecoder):
         out = self.network.forward(params["network"], fed, positions, Prefix(state.cache, at))
         state = state.spend(out.counts, self.block)
         logits = self.network.logits(params["network"], state.aligned(out.hidden))
-        # A draft stays where it is what the network says at its position; the first one does in any case.
+        # A draft stays where it is what the network says at its position; the first one does in any
+        # case.
         likely = without_mask(logits, self.mask)
         said = self.sample(likely, positions, state.rows, alone, step=state.step)
         stays = jnp.any(state.where, axis=1) & (said == fed)

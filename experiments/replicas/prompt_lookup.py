@@ -1,4 +1,6 @@
-"""Prompt lookup as the original notebook runs it: where it finds nothing it drafts a token all the same."""
+"""Prompt lookup as the original notebook runs it: where it finds nothing it drafts a token all the
+same.
+"""
 
 import dataclasses
 from typing import Any
@@ -22,7 +24,8 @@ from paradec_jax.decode.machine.request import Request
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPromptLookup(DecoderBase):
-    """`PromptLookup` with a token that is drafted alone where nothing is found; now and then it is right.
+    """`PromptLookup` with a token that is drafted alone where nothing is found; now and then it is
+    right.
 
     Attributes:
       max_ngram: tokens that are looked up; where they are not found, fewer.

@@ -1,4 +1,6 @@
-"""The released programs of multi-token residual prediction: their speculative loop, and the head as a veto."""
+"""The released programs of multi-token residual prediction: their speculative loop, and the head as
+a veto.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -27,7 +29,8 @@ def drafted(
     call: BlockRead,
     knobs: DenoisingKnobs,
 ) -> DraftedCanvas:
-    """The canvas with K drafts of one position each, the first one from the scores that the last call left.
+    """The canvas with K drafts of one position each, the first one from the scores that the last
+    call left.
 
     `before` is the canvas of that call: rows whose block it stored have no drafts.
     """
@@ -57,11 +60,15 @@ class ReleasedSpeculative(RuledDecoder):
         C_1   _ b c _        ..
         call  C_0 .. C_K     n drafts agree, and the network's own step at C_n comes after them
 
-    It writes what one position a step writes, with what the released loop does otherwise than `ResidualSpeculative`:
+    It writes what one position a step writes, with what the released loop does otherwise than
+    `ResidualSpeculative`:
 
-    - The next round's scores are those of C_n, which lacks the last step: first draft and head are a reveal behind.
-    - All K + 1 states are read, complete ones too. The rows of a batch advance by the least that any of them accepts.
-    - The rule is one position a step, whatever is asked for; a block begins with a call of its own and ends with one.
+    - The next round's scores are those of C_n, which lacks the last step: first draft and head are
+      a reveal behind.
+    - All K + 1 states are read, complete ones too. The rows of a batch advance by the least that
+      any of them accepts.
+    - The rule is one position a step, whatever is asked for; a block begins with a call of its own
+      and ends with one.
     - The head's cache is never filled, so it sees the open block alone. `context` fills it.
     - Rows end where a block is stored, and fill the block that holds the end of their budget.
 

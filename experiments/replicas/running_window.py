@@ -1,7 +1,7 @@
 """The running window of the released serving engine of Jacobi Forcing, greedy decoder.
 
-The window never shrinks: the last committed token is fed again (its cache slot is rewritten), speculative tokens
-follow, and random ids of the whole vocabulary fill it up::
+The window never shrinks: the last committed token is fed again (its cache slot is rewritten),
+speculative tokens follow, and random ids of the whole vocabulary fill it up::
 
     position   length-1  length ...
     window     seed      s s s s s r r        s speculative, r random
@@ -31,8 +31,8 @@ class RunningWindowKnobs(SamplingKnobs):
     """The engine's loop. It is greedy here, so the sampling knobs keep their defaults.
 
     Attributes:
-      max_iterations: network calls of an engine step. A request that needs more goes on in the next step, whose
-        first window is the seed and random ids.
+      max_iterations: network calls of an engine step. A request that needs more goes on in the next
+        step, whose first window is the seed and random ids.
     """
 
     max_iterations: Int[Array, ""] | int = knob(128, COUNT)
@@ -70,7 +70,8 @@ class ReleasedRunningWindow(DecoderBase):
 
     - where k - 1 speculative tokens agree, k - 1 tokens are committed, not the k that are known;
     - after a window that agrees as a whole, the first new guess repeats the seed;
-    - the budget is looked at between network calls, so the result may overrun it by up to L - 2 tokens.
+    - the budget is looked at between network calls, so the result may overrun it by up to L - 2
+      tokens.
 
     Attributes:
       block: L, width of the window, at least 2.
@@ -99,7 +100,9 @@ class ReleasedRunningWindow(DecoderBase):
     def step(
         self, params: Any, state: ReleasedRunningWindowState, knobs: RunningWindowKnobs
     ) -> tuple[ReleasedRunningWindowState, ReleasedRunningWindowInfo]:
-        """Feeds the window, commits the guesses that agree (or one prediction), and fills the window up."""
+        """Feeds the window, commits the guesses that agree (or one prediction), and fills the
+        window up.
+        """
         before, at, width = state.rows, state.cached, self.block
         positions = at[:, None] + jnp.arange(width)
         out = self.network.forward(params, state.window, positions, Prefix(state.cache, at))

@@ -21,18 +21,22 @@ from paradec_jax.decode.rules.windows import window
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleasedStridedState(ReleasedMaskedState):
-    """As of `ReleasedMasked`, `call` and `probs` those of the window, and the number of the window, [B]."""
+    """As of `ReleasedMasked`, `call` and `probs` those of the window, and the number of the window,
+    [B].
+    """
 
     number: Int[Array, "B"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedStrided(DecoderBase):
-    """Windows of L positions that move by `stride`: in each N + 1 cached steps, then a call more and its argmax.
+    """Windows of L positions that move by `stride`: in each N + 1 cached steps, then a call more
+    and its argmax.
 
-    The times are `1 - i dt` for i = 0 .. N with `dt = 1 / steps` and `N = int(1 / dt)`, which rounding makes
-    `steps - 1` for some numbers; the last step reveals whatever is left. A text of K + 1 windows has `L + K stride`
-    tokens. As in `ReleasedMasked`, the cache is dropped when any row of the batch has changed.
+    The times are `1 - i dt` for i = 0 .. N with `dt = 1 / steps` and `N = int(1 / dt)`, which
+    rounding makes `steps - 1` for some numbers; the last step reveals whatever is left. A text of K
+    + 1 windows has `L + K stride` tokens. As in `ReleasedMasked`, the cache is dropped when any row
+    of the batch has changed.
 
     A row of K + 1 windows ends within (K + 1) (N + 2) network calls.
 

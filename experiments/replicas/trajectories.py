@@ -1,7 +1,9 @@
-"""Trajectories of Jacobi decoding: the iterates of each block, from its random draft to its fixed point.
+"""Trajectories of Jacobi decoding: the iterates of each block, from its random draft to its fixed
+point.
 
-They are the training data of consistency distillation: a network learns to jump from an early iterate to the
-fixed point. `ReleasedJacobi(complete_blocks=True)` decodes them, `trace` records every step::
+They are the training data of consistency distillation: a network learns to jump from an early
+iterate to the fixed point. `ReleasedJacobi(complete_blocks=True)` decodes them, `trace` records
+every step::
 
     _, infos = trace(decoder, params, request, knobs, n=steps)
     per_row = trajectories(infos)                        # of each row, a list of blocks
@@ -36,13 +38,13 @@ class Trajectory:
 def trajectories(infos: ReleasedJacobiInfo, *, aliased: bool = False) -> list[list[Trajectory]]:
     """Points of every block that was completed, row by row.
 
-    A block keeps its draft, its iterate after each network call but the last (unless a single token is left,
-    which is known by then), and its fixed point.
+    A block keeps its draft, its iterate after each network call but the last (unless a single token
+    is left, which is known by then), and its fixed point.
 
     Args:
       infos: records of a trace, leaves [T, B, ...].
-      aliased: the released program overwrites the draft in place, so the first point that it stores is the fixed
-        point, and the random draft is lost. True repeats that.
+      aliased: the released program overwrites the draft in place, so the first point that it stores
+        is the fixed point, and the random draft is lost. True repeats that.
 
     Returns:
       For each row its blocks in order.

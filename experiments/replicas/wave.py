@@ -1,4 +1,6 @@
-"""What the released wavefront sampler (`wavefront.ReleasedWavefront`) is told, refines and keeps between steps."""
+"""What the released wavefront sampler (`wavefront.ReleasedWavefront`) is told, refines and keeps
+between steps.
+"""
 
 import dataclasses
 from typing import Any
@@ -17,13 +19,15 @@ from paradec_jax.decode.rules.windows import where_rows
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleasedWavefrontKnobs(LatentKnobs):
-    """Sampling, and how the wave moves. Defaults are the released program's; the paper has no noise.
+    """Sampling, and how the wave moves. Defaults are the released program's; the paper has no
+    noise.
 
     Attributes:
       exit_threshold: epsilon of the latent rules.
       momentum: eta.
       noise: beta.
-      max_wavefront: active positions at most (the compiled window bounds it); None for the compiled window.
+      max_wavefront: active positions at most (the compiled window bounds it); None for the compiled
+        window.
       max_steps: sampler steps before it gives up.
     """
 
@@ -90,11 +94,13 @@ class ReleasedWavefrontState:
     """What the released program keeps between steps.
 
     Attributes:
-      rows: the rows; `tokens` holds the candidates after the frozen tokens, `length` counts the frozen.
+      rows: the rows; `tokens` holds the candidates after the frozen tokens, `length` counts the
+        frozen.
       cache: keys and values, and the latent that each position starts from.
       wave: states that this step begins with.
       start_before: a of the step before, [B]. Its states, once shifted, are `wave.states`.
-      embedded: e of the step before after momentum; slot i is position `start_before + i`, [B, W, D].
+      embedded: e of the step before after momentum; slot i is position `start_before + i`, [B, W,
+        D].
       embedded_count: its slots in use, [B].
       older: states with which the step before began, and the a that it took them to start at.
       change: z - z_before as the step before measured it, [B, W, D], and how many slots it has.
@@ -128,7 +134,9 @@ class ReleasedWavefrontState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Refined:
-    """What the network makes of a wave: e, states, keys and values, what it cost, the token each slot predicts."""
+    """What the network makes of a wave: e, states, keys and values, what it cost, the token each
+    slot predicts.
+    """
 
     embedded: Float[Array, "B W D"]
     states: Float[Array, "B W D"]

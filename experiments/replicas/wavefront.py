@@ -1,8 +1,9 @@
 """The wavefront sampler as the released program runs it, quirk for quirk (release of Huginn-0125).
 
-`recurrent.wavefront.Wavefront` follows the paper's equations (arXiv 2510.14961); this one follows the released code,
-so that its published numbers can be repeated. Where they differ, see `ReleasedWavefront`. A frozen token is the
-*input* of a converged position; the last frozen token stays in the window and is computed again::
+`recurrent.wavefront.Wavefront` follows the paper's equations (arXiv 2510.14961); this one follows
+the released code, so that its published numbers can be repeated. Where they differ, see
+`ReleasedWavefront`. A frozen token is the *input* of a converged position; the last frozen token
+stays in the window and is computed again::
 
     position   0 .. a-1    a          a+1 .. F-1     F .. a+w-1      a+w
              [ cached  ][ last     ][ (none: F =   ][ candidates  ][ newest        ]
@@ -46,15 +47,16 @@ from paradec_jax.decode.rules.windows import shift, window, write_after_read
 class ReleasedWavefront(DecoderBase):
     """The released sampler. It keeps what the program does, including what a user would not want:
 
-    - after a step that committed m positions, distances compare position p with the old state of p + m;
+    - after a step that committed m positions, distances compare position p with the old state of p
+      + m;
     - all positions up to the *last* converged one are frozen, converged or not;
     - e of a new position is scaled by `1 - eta`; noise and candidates are drawn anew in every step;
     - a stop token is noticed only after `recurrence` steps and only in the step that freezes it;
     - more tokens than the budget, and tokens after a stop token, stay in the result;
     - a window of one slot never advances; without prefill, prompt tokens may be overwritten.
 
-    Rows of a batch are independent, which the released program (batch 1) does not offer. The info of a step is what
-    the rule froze, a `Frozen`.
+    Rows of a batch are independent, which the released program (batch 1) does not offer. The info
+    of a step is what the rule froze, a `Frozen`.
 
     A row ends within `max_steps` + 3 network calls.
 
@@ -110,8 +112,8 @@ class ReleasedWavefront(DecoderBase):
         """Reads the prompt and freezes the token it predicts, or makes the prompt the first wave.
 
         Raises:
-          ValueError: a window that the rule "fixed" would fill for good, for it commits only when a wave grows; or,
-            without prefill, a prompt wider than the window.
+          ValueError: a window that the rule "fixed" would fill for good, for it commits only when a
+            wave grows; or, without prefill, a prompt wider than the window.
         """
         flying = self.headway * (self.patience + 2)
         if self.rule == "fixed" and self.window <= flying:
@@ -134,8 +136,8 @@ class ReleasedWavefront(DecoderBase):
             rows = self.begin(request, scratch)
             cache = self.empty_cache(request, self.size + scratch, **latents)
             start, count = zeros, lengths
-        # A stop token that the prompt itself predicts goes unnoticed, a budget of one does not. A row may hold a
-        # window beyond its budget.
+        # A stop token that the prompt itself predicts goes unnoticed, a budget of one does not. A
+        # row may hold a window beyond its budget.
         reason = jnp.where(rows.length >= rows.limit, Reason.BUDGET, Reason.RUNNING)
         rows = dataclasses.replace(rows, reason=reason, size=self.size + self.window)
         position = jnp.arange(rows.tokens.shape[1])
@@ -260,8 +262,9 @@ class ReleasedWavefront(DecoderBase):
     ) -> Evidence:
         """What the freezing rules look at.
 
-        With m the positions that the step before committed, slot i is compared with the old state of slot i + m.
-        The old states were shifted when they were kept, so the further shift misaligns them.
+        With m the positions that the step before committed, slot i is compared with the old state
+        of slot i + m. The old states were shifted when they were kept, so the further shift
+        misaligns them.
         """
         wave, older = state.wave, state.older
         m, since = wave.start - state.start_before, wave.start - older.start
@@ -288,7 +291,9 @@ class ReleasedWavefront(DecoderBase):
     def _momentum(
         self, e: Float[Array, "B W D"], state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs
     ) -> Float[Array, "B W D"]:
-        """The average over steps; a slot without history is scaled by 1 - eta, but in the first step by 1."""
+        """The average over steps; a slot without history is scaled by 1 - eta, but in the first
+        step by 1.
+        """
         m, width = state.wave.start - state.start_before, e.shape[1]
         known = jnp.arange(width) + m[:, None] < state.embedded_count[:, None]
         before = jnp.where(known[..., None], shift(state.embedded, m, width), 0)

@@ -1,14 +1,16 @@
 """Times the same decoders of two checkouts in alternation.
 
-`python -m experiments.systems.checkouts OLD_ROOT NEW_ROOT`. The speed of a machine drifts by more than what
-is asked, so one run of each says little. Here each checkout has a process of its own, of which only one ever
-works, and they take turns: old, new, old, new. A pair of turns gives a ratio of tokens per second; a row of
-the result is the median of its ratios between two order statistics, which ask nothing of their distribution.
-Both decode the problems of `paradec compare` with every decoder of its tables:
+`python -m experiments.systems.checkouts OLD_ROOT NEW_ROOT`. The speed of a machine drifts by more
+than what is asked, so one run of each says little. Here each checkout has a process of its own, of
+which only one ever works, and they take turns: old, new, old, new. A pair of turns gives a ratio of
+tokens per second; a row of the result is the median of its ratios between two order statistics,
+which ask nothing of their distribution. Both decode the problems of `paradec compare` with every
+decoder of its tables:
 
     python -m experiments.systems.checkouts ../old . --pairs 20 --seconds 0.5 --out checkouts.json
 
-This process draws the problems and hands their texts to both checkouts. Parameters are prepared once and not timed.
+This process draws the problems and hands their texts to both checkouts. Parameters are prepared
+once and not timed.
 """
 
 import dataclasses
@@ -146,7 +148,9 @@ def rounded(length: int) -> int:
 
 
 def serve_turns(model: str, dtype: str) -> None:
-    """The loop of a worker: texts in, rows and dtypes out, then answers to {"choose": ..} and {"turn": seconds}."""
+    """The loop of a worker: texts in, rows and dtypes out, then answers to {"choose": ..} and
+    {"turn": seconds}.
+    """
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     subjects = Subjects(model, dtype or None, json.loads(sys.stdin.readline()))
@@ -164,7 +168,9 @@ def serve_turns(model: str, dtype: str) -> None:
 
 
 class Worker:
-    """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the parameters."""
+    """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the
+    parameters.
+    """
 
     def __init__(
         self, root: Path, model: str, dtype: str | None, texts: Sequence[tuple[str, str]]
@@ -187,10 +193,11 @@ class Worker:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Two order statistics around the median and how surely they enclose it: at least 0.95 from 6 values on.
+    """Two order statistics around the median and how surely they enclose it: at least 0.95 from 6
+    values on.
 
-    The true median lies between the k-th smallest and the k-th greatest of n values unless fewer than k fall on one
-    side of it, which has the probability 2 P(Binomial(n, 1/2) < k).
+    The true median lies between the k-th smallest and the k-th greatest of n values unless fewer
+    than k fall on one side of it, which has the probability 2 P(Binomial(n, 1/2) < k).
     """
     ordered, count = sorted(values), len(values)
     k = max(int(binom.ppf(0.025, count, 0.5)), 1)

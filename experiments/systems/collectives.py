@@ -1,9 +1,10 @@
-"""Collectives of a compiled program, read from its HLO: how often each kind runs in a call, and on how many bytes.
+"""Collectives of a compiled program, read from its HLO: how often each kind runs in a call, and on
+how many bytes.
 
-A collective in the body of a loop runs once an iteration. The iterations of a loop are what XLA wrote beside it
-(`known_trip_count`) or follow from its condition, `i < n` with constants n and first i, which XLA's loops raise by
-one; those of any other loop only the data knows, and they count as the caller says. Of the branches of a conditional
-the one with most bytes counts.
+A collective in the body of a loop runs once an iteration. The iterations of a loop are what XLA
+wrote beside it (`known_trip_count`) or follow from its condition, `i < n` with constants n and
+first i, which XLA's loops raise by one; those of any other loop only the data knows, and they count
+as the caller says. Of the branches of a conditional the one with most bytes counts.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ class Collectives:
 
     Attributes:
       count: how many run.
-      bytes: what goes through them on one device: the larger of operand and result of each, so whole gathered arrays
-        and whole arrays to be reduced, not what a link carries.
+      bytes: what goes through them on one device: the larger of operand and result of each, so
+        whole gathered arrays and whole arrays to be reduced, not what a link carries.
     """
 
     count: int
@@ -155,7 +156,9 @@ class _Program:
     def _number(
         self, wanted: str, condition: dict[str, _Instruction], name: str, loop: _Instruction
     ) -> int | None:
-        """A number in a loop's condition before the first iteration: a constant, or one that the loop begins with."""
+        """A number in a loop's condition before the first iteration: a constant, or one that the
+        loop begins with.
+        """
         place, inside = wanted, condition
         for _ in range(len(condition) + len(self.computations[name])):
             one = inside.get(place)

@@ -3,10 +3,11 @@
     python -m experiments.systems.few_rows --shapes smollm2-135m --out few_rows.json
     XLA_FLAGS=--xla_cpu_max_isa=AVX2 python -m experiments.systems.few_rows    # as a processor without bfloat16
 
-The plain program is what one would write for one shape: no batch, no modules, keys and values stored before they are
-read, activations in float32 whatever its matrices are in. It reads the library's arrays and makes the same calls:
-embedding, blocks over 256 cached positions, output product, most probable tokens. Weights are random. Every program
-runs once in each pass, in a loop of about 0.2 seconds. Run it on idle cores.
+The plain program is what one would write for one shape: no batch, no modules, keys and values
+stored before they are read, activations in float32 whatever its matrices are in. It reads the
+library's arrays and makes the same calls: embedding, blocks over 256 cached positions, output
+product, most probable tokens. Weights are random. Every program runs once in each pass, in a loop
+of about 0.2 seconds. Run it on idle cores.
 """
 
 import argparse
@@ -50,7 +51,9 @@ def dot(x: Array, matrix: Array) -> Array:
 
 
 class Plain:
-    """The plain program of a causal transformer or a recurrent one; `scores` is the function, `run` its loop."""
+    """The plain program of a causal transformer or a recurrent one; `scores` is the function, `run`
+    its loop.
+    """
 
     def __init__(self, config: Any) -> None:
         self.config, self.recurrent = config, isinstance(config, RecurrentDepthConfig)

@@ -3,16 +3,17 @@
     python -m experiments.systems.memory gradients      # planned by XLA, nothing runs
     python -m experiments.systems.memory weights        # each kind in a process of its own, weights of 1.2 GB
 
-*Gradients*: temporary memory of the compiled gradient of a soft wavefront through `rollout`, against the number of
-steps. Three ways to group n steps: one segment (residuals of all steps are kept at once), sqrt(n) segments of sqrt(n)
-steps, and n segments of one step (the state of every step is kept). `XLA_FLAGS=--xla_backend_optimization_level=0`
-compiles sooner; memory is planned before that level counts.
+*Gradients*: temporary memory of the compiled gradient of a soft wavefront through `rollout`,
+against the number of steps. Three ways to group n steps: one segment (residuals of all steps are
+kept at once), sqrt(n) segments of sqrt(n) steps, and n segments of one step (the state of every
+step is kept). `XLA_FLAGS=--xla_backend_optimization_level=0` compiles sooner; memory is planned
+before that level counts.
 
-*Weights*: export to a Hugging Face folder, import of that folder, `load` of that folder, of a model folder, and of
-that on four simulated devices. A process is compared with itself while it is idle, everything imported: `above_idle`
-is the peak of all pages in memory (VmHWM), `anonymous_above_idle` that of pages that belong to no file (RssAnon, read
-every 5 ms), `kept` the bytes of JAX's arrays afterwards. Weights are random and lie in a temporary folder, which is
-removed.
+*Weights*: export to a Hugging Face folder, import of that folder, `load` of that folder, of a model
+folder, and of that on four simulated devices. A process is compared with itself while it is idle,
+everything imported: `above_idle` is the peak of all pages in memory (VmHWM), `anonymous_above_idle`
+that of pages that belong to no file (RssAnon, read every 5 ms), `kept` the bytes of JAX's arrays
+afterwards. Weights are random and lie in a temporary folder, which is removed.
 """
 
 import dataclasses
@@ -111,7 +112,8 @@ class Weights:
 
 
 def reading(name: str) -> float:
-    """MiB by a name of /proc/self/status: VmRSS is in memory now, VmHWM the peak, RssAnon without pages of files.
+    """MiB by a name of /proc/self/status: VmRSS is in memory now, VmHWM the peak, RssAnon without
+    pages of files.
 
     Raises:
       ValueError: a system that has no such reading.
@@ -194,7 +196,9 @@ class Watch:
 
 
 def do(kind: str, config: CausalConfig, folder: Path) -> Any:
-    """One thing done with weights in this process; `make` and `check` come before and after the kinds."""
+    """One thing done with weights in this process; `make` and `check` come before and after the
+    kinds.
+    """
     if kind == "make":
         return pd.save(
             folder / OWN, Model(config, init_params(config, jax.random.key(0)), TokenSpec())

@@ -1,19 +1,22 @@
-"""What training or decoding a large model costs on a cluster, by its compiler: nothing is made or run.
+"""What training or decoding a large model costs on a cluster, by its compiler: nothing is made or
+run.
 
-    python -m experiments.systems.plan qwen2.5-coder-7b --target v5p:2x2x2 --mesh fsdp=8 --batch 8 --seq 4096
-    python -m experiments.systems.plan --table experiments/systems/results/plans.json
+    python -m experiments.systems.plan qwen2.5-coder-7b --target v5p:2x2x2 --mesh fsdp=8 --batch 8
+    --seq 4096 python -m experiments.systems.plan --table experiments/systems/results/plans.json
 
-With `--decode NAME` the two programs of a decoder are planned: reading prompts, and a step. The devices of the
-target need not be there: "v5p:4x4x4" is planned by the compiler of TPUs, which comes with the extra `tpu` (0.7 GB, in
-an environment of its own). "cpu:8" tries the command out; the memory that the compiler of CPUs plans is no plan.
+With `--decode NAME` the two programs of a decoder are planned: reading prompts, and a step. The
+devices of the target need not be there: "v5p:4x4x4" is planned by the compiler of TPUs, which comes
+with the extra `tpu` (0.7 GB, in an environment of its own). "cpu:8" tries the command out; the
+memory that the compiler of CPUs plans is no plan.
 
-The train step is that of `fit` on a mesh: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip
-is that of arguments, results outside of arguments, temporaries and the program. Operations are counted three ways: by
-XLA, which takes the body of a loop once; as matrix products of the traced program (`products`); and by the network's
-own `work`, what the model asks for. Collectives are read from the compiled program (`collectives`).
+The train step is that of `fit` on a mesh: AdamW, float32 parameters and state, products in
+bfloat16. Memory of a chip is that of arguments, results outside of arguments, temporaries and the
+program. Operations are counted three ways: by XLA, which takes the body of a loop once; as matrix
+products of the traced program (`products`); and by the network's own `work`, what the model asks
+for. Collectives are read from the compiled program (`collectives`).
 
-`--largest` compiles twice the batch as well; the line through both plans gives the largest batch in 80 GB, 141 GB and
-a v5p. For GPUs that is an estimate: another compiler plans there.
+`--largest` compiles twice the batch as well; the line through both plans gives the largest batch in
+80 GB, 141 GB and a v5p. For GPUs that is an estimate: another compiler plans there.
 """
 
 import contextlib
@@ -55,7 +58,8 @@ from paradec_jax.train.step import state_shardings
 GIB = 2**30
 # What one chip's memory holds, in bytes: a GPU's by its name, the TPU's as its compiler has it.
 LIMITS = {"80 GB": 80 * 10**9, "141 GB": 141 * 10**9, "v5p": round(95.74 * GIB)}
-# Asked of a machine that is no TPU's, for which its runtime would wait, and without which one plan at a time is made.
+# Asked of a machine that is no TPU's, for which its runtime would wait, and without which one plan
+# at a time is made.
 _NO_HOST = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -98,11 +102,12 @@ class Options:
       seq: tokens of a row; of a prompt with `decode`.
       decode: name of a decoder; the train step when None.
       new: tokens that decoding may write.
-      remat: what a train step computes anew; by layer, or of a recurrent model by recurrence, when None.
+      remat: what a train step computes anew; by layer, or of a recurrent model by recurrence, when
+        None.
       chunk: positions whose logits a train step makes at a time; all at once when None.
       backprop: recurrences that carry gradient; the config's when None.
-      scan: whether layers are a loop (`scan_layers` of the config) in train steps and where prompts are read; a
-        recurrent model has a loop of its own.
+      scan: whether layers are a loop (`scan_layers` of the config) in train steps and where prompts
+        are read; a recurrent model has a loop of its own.
       largest: whether to find the largest batch.
       out: path of the JSON; nothing is written when None.
       table: files of plans to print as one table; nothing is planned then.
@@ -162,8 +167,8 @@ def config_of(options: Options) -> ModelConfig:
 def devices_of(target: str) -> list[Any]:
     """The devices of a target: "v5p:2x2x2" and the like by the TPU's compiler, "cpu:8" simulated.
 
-    Call it before anything runs: a simulated device is made when JAX starts, and products are laid out for the
-    target (`PARADEC_LAYOUTS`).
+    Call it before anything runs: a simulated device is made when JAX starts, and products are laid
+    out for the target (`PARADEC_LAYOUTS`).
 
     Raises:
       ValueError: a target that is neither, or a compiler that is not installed.
@@ -199,7 +204,8 @@ def devices_of(target: str) -> list[Any]:
 
 
 def mesh_of_target(devices: Sequence[Any], mesh: str) -> Any:
-    """A mesh such as "fsdp=8" or "data=2,tensor=4" of a target's devices, the first ones where it needs fewer.
+    """A mesh such as "fsdp=8" or "data=2,tensor=4" of a target's devices, the first ones where it
+    needs fewer.
 
     Raises:
       ValueError: a text that is no mesh, or more devices than the target has.
@@ -224,7 +230,8 @@ class Program:
 
     Attributes:
       traced: of `jax.jit(..).trace`.
-      work: the least operations that it can cost by the network's own `work`, on all devices; None where unknown.
+      work: the least operations that it can cost by the network's own `work`, on all devices; None
+        where unknown.
       loops: iterations to expect of loops whose number only the data knows.
     """
 
@@ -287,7 +294,8 @@ def train_program(
 
 
 def placed_shapes(tree: Any, where: Any) -> Any:
-    """Shapes and dtypes of arrays, with the place of each: what a program is planned for before an array is made.
+    """Shapes and dtypes of arrays, with the place of each: what a program is planned for before an
+    array is made.
 
     Args:
       tree: arrays, or shapes of them.
@@ -299,7 +307,9 @@ def placed_shapes(tree: Any, where: Any) -> Any:
 
 
 def constant_steps(config: ModelConfig) -> int:
-    """Recurrences that carry no gradient, in the mean: the one loop of a train step that only the data ends."""
+    """Recurrences that carry no gradient, in the mean: the one loop of a train step that only the
+    data ends.
+    """
     if not isinstance(config, RecurrentDepthConfig):
         return 1
     return max(config.mean_recurrence + 1 - config.mean_backprop_depth, 0)
@@ -308,7 +318,8 @@ def constant_steps(config: ModelConfig) -> int:
 def decode_programs(
     config: ModelConfig, mesh: Any, rows: int, length: int, new: int, name: str
 ) -> tuple[Program, Any]:
-    """Reading prompts of `length` tokens, and a function from where its state lies to a step of decoding.
+    """Reading prompts of `length` tokens, and a function from where its state lies to a step of
+    decoding.
 
     Args:
       config: the model.
@@ -319,7 +330,8 @@ def decode_programs(
       name: of the decoder, as on the command line, with the defaults of its paper.
 
     Raises:
-      ValueError: a decoder that the family has not, that needs a second network, or a request beyond the model.
+      ValueError: a decoder that the family has not, that needs a second network, or a request
+        beyond the model.
     """
     family = family_of(config)
     kinds = {
@@ -353,7 +365,9 @@ def decode_programs(
 
 
 def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], Any]:
-    """What a program takes on one chip, and the compiled program; None where the compiler says it does not fit."""
+    """What a program takes on one chip, and the compiled program; None where the compiler says it
+    does not fit.
+    """
     start = time.perf_counter()
     lowered = program.traced.lower()
     lowering = time.perf_counter() - start
@@ -400,7 +414,9 @@ def _seconds(start: float, busy: float) -> dict[str, float]:
 
 
 def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
-    """The rows of a batch: one of the train step, or those of reading prompts and of a step of decoding."""
+    """The rows of a batch: one of the train step, or those of reading prompts and of a step of
+    decoding.
+    """
     config = config_of(options)
     if options.decode is None:
         program = train_program(config, mesh, batch, options.seq, options.chunk)
@@ -432,10 +448,11 @@ def largest_of(
 
 
 def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, int]:
-    """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none.
+    """The largest batch in each memory by the line through two plans, in multiples of `unit` rows;
+    0 for none.
 
-    A row costs no less than what it adds to arguments: temporaries shrink where the compiler takes another layout.
-    They may grow again, so there it is at most that many rows.
+    A row costs no less than what it adds to arguments: temporaries shrink where the compiler takes
+    another layout. They may grow again, so there it is at most that many rows.
     """
     rows = two["batch"] - one["batch"]
     before, after = (plan.get("gib_of", {}).get("argument", 0.0) for plan in (one, two))
@@ -492,7 +509,9 @@ def line(
 
 
 def table(paths: Sequence[Path]) -> list[tuple[str, ...]]:
-    """A line for each program of the plans in some files, each the file of one plan or of several by name."""
+    """A line for each program of the plans in some files, each the file of one plan or of several
+    by name.
+    """
     found = [HEAD, ("---",) * len(HEAD)]
     for path in paths:
         told = json.loads(path.read_text(encoding="utf-8"))

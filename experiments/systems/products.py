@@ -5,12 +5,14 @@ from typing import Any
 
 
 def products(jaxpr: Any, unknown: int = 1) -> int:
-    """Floating-point operations of all matrix products, two for a multiplication and an addition, on all devices.
+    """Floating-point operations of all matrix products, two for a multiplication and an addition,
+    on all devices.
 
-    XLA's own count takes the body of a loop once. This one multiplies by the length of each scan, by the devices that
-    each run the body of a `shard_map` and by the grid of a Pallas kernel, and counts what a backward pass computes
-    anew; elementwise operations are left out. Of the branches of a conditional the dearest counts, so a kernel that
-    skips steps of its grid is counted as if it skipped none.
+    XLA's own count takes the body of a loop once. This one multiplies by the length of each scan,
+    by the devices that each run the body of a `shard_map` and by the grid of a Pallas kernel, and
+    counts what a backward pass computes anew; elementwise operations are left out. Of the branches
+    of a conditional the dearest counts, so a kernel that skips steps of its grid is counted as if
+    it skipped none.
 
     Args:
       jaxpr: of `jax.make_jaxpr` or `jax.jit(..).trace(..)`.

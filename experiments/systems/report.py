@@ -2,15 +2,17 @@
 
     python -m experiments.systems.report --minutes 8 --parts device calls --out report
 
-Parts, the important ones first: `device`, how fast it reads a large array and multiplies two large matrices; `calls`,
-what a network call over 2 to 256 positions costs beside one over a single position; `autoregressive`, how close such
-decoding comes to the read rate; `bundled`, speed of the bundled models; `training`, a step's share of the products.
+Parts, the important ones first: `device`, how fast it reads a large array and multiplies two large
+matrices; `calls`, what a network call over 2 to 256 positions costs beside one over a single
+position; `autoregressive`, how close such decoding comes to the read rate; `bundled`, speed of the
+bundled models; `training`, a step's share of the products.
 
-The folder holds `report.json` and `report.md`, written anew after every group of timings: a killed run leaves what
-it has. Settings that are compared take turns in every pass. A ratio is that of medians, with a 95% range by bootstrap
-over passes. Processor time is that of all threads of this process. Weights are random: a CPU times one layer of each
-part of a model (two of a plain transformer) with the output product, in float32; an accelerator times whole models in
-bfloat16. Programs are compiled in parallel before the timings of their group. What found no time is listed.
+The folder holds `report.json` and `report.md`, written anew after every group of timings: a killed
+run leaves what it has. Settings that are compared take turns in every pass. A ratio is that of
+medians, with a 95% range by bootstrap over passes. Processor time is that of all threads of this
+process. Weights are random: a CPU times one layer of each part of a model (two of a plain
+transformer) with the output product, in float32; an accelerator times whole models in bfloat16.
+Programs are compiled in parallel before the timings of their group. What found no time is listed.
 """
 
 import argparse
@@ -98,7 +100,9 @@ class Timing:
     busy: tuple[float, ...]
 
     def each(self, count: float, less: "Timing | None" = None) -> "Timing":
-        """Seconds of one of `count` equal parts, of what this takes longer than another where one is given."""
+        """Seconds of one of `count` equal parts, of what this takes longer than another where one
+        is given.
+        """
         other = Timing((0.0,) * len(self.wall), (0.0,) * len(self.busy)) if less is None else less
         wall, busy = (
             zip(self.wall, other.wall, strict=True),
@@ -128,7 +132,9 @@ class Clock:
 def in_turns(
     calls: Mapping[Any, Callable[[], Any]], clock: Clock, passes: int = PASSES
 ) -> dict[Any, Timing]:
-    """Times calls that were warmed up, each in its turn in every pass: two passes, and more while time is left."""
+    """Times calls that were warmed up, each in its turn in every pass: two passes, and more while
+    time is left.
+    """
     found: dict[Any, list[tuple[float, float]]] = {name: [] for name in calls}
     for done in range(passes):
         if done >= 2 and not clock.left():
@@ -227,7 +233,9 @@ def duration(seconds: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Bytes a second of each way to read a large array, operations a second of products, and the timings of both."""
+    """Bytes a second of each way to read a large array, operations a second of products, and the
+    timings of both.
+    """
 
     ways: dict[str, float]
     flops: float
@@ -240,7 +248,9 @@ class Rates:
 
 
 def reading_ways(dtype: str, side: int, repeats: int) -> dict[str, Callable[[], Any]]:
-    """Programs that read a square matrix `repeats` times. Each reading depends on the one before it."""
+    """Programs that read a square matrix `repeats` times. Each reading depends on the one before
+    it.
+    """
     matrix = jnp.full((side, side), 1 / side, dtype)
 
     def sums(matrix: Array) -> Array:
@@ -269,8 +279,8 @@ def reading_ways(dtype: str, side: int, repeats: int) -> dict[str, Callable[[], 
 def rates(dtype: str) -> Rates:
     """Measures the default device, once in a process.
 
-    Ways to read: a sum of an array in `dtype`, products of one and of eight rows with a matrix, and a copy, of which
-    bytes read and written count.
+    Ways to read: a sum of an array in `dtype`, products of one and of eight rows with a matrix, and
+    a copy, of which bytes read and written count.
     """
     cpu = jax.default_backend() == "cpu"
     size = jnp.dtype(dtype).itemsize
@@ -308,7 +318,9 @@ def device(report: Report, clock: Clock) -> None:
 
 
 def dtype_here() -> str:
-    """The dtype of random weights: on a CPU that of the bundled models. `few_rows` times both types there."""
+    """The dtype of random weights: on a CPU that of the bundled models. `few_rows` times both types
+    there.
+    """
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -363,9 +375,11 @@ def network_at(config: ModelConfig) -> Any:
 
 
 def run_calls(network: Any, params: Any, cache: Any, tokens: Array, at: Array, steps: Any) -> Any:
-    """`steps` calls at one place: forward pass, most probable tokens, keys and values written to the cache.
+    """`steps` calls at one place: forward pass, most probable tokens, keys and values written to
+    the cache.
 
-    Each call reads the tokens that the one before it predicted. A network that sees its whole canvas has no cache.
+    Each call reads the tokens that the one before it predicted. A network that sees its whole
+    canvas has no cache.
     """
     positions = at[:, None] + jnp.arange(tokens.shape[1])
 
@@ -426,10 +440,11 @@ def call_cost(
     context: int = CONTEXT,
     clock: Clock | None = None,
 ) -> tuple[dict[int, Timing], dict[str, str]]:
-    """Seconds of a network call over several numbers of positions, timed in turns at batch 1 with random weights.
+    """Seconds of a network call over several numbers of positions, timed in turns at batch 1 with
+    random weights.
 
-    A network without a cache has no context. Returns timings of one call by the number of positions, and the reasons
-    for those that are missing because the clock ran out.
+    A network without a cache has no context. Returns timings of one call by the number of
+    positions, and the reasons for those that are missing because the clock ran out.
     """
     clock, params = clock or Clock(), network_of(config).prepare(random_params(config))
     jobs = {str(n): functools.partial(call_loop, config, params, n, context) for n in positions}
@@ -648,7 +663,9 @@ PARTS: dict[str, Callable[[Report, Clock], None]] = {
 
 
 def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)) -> Report:
-    """Measures the parts in their order; each gets its share of the minutes, and leaves the rest to the next ones."""
+    """Measures the parts in their order; each gets its share of the minutes, and leaves the rest to
+    the next ones.
+    """
     if not minutes > 0 or not parts or set(parts) - set(PARTS):
         known = ", ".join(PARTS)
         raise ValueError(

@@ -1,13 +1,15 @@
-"""Laws and decoders on this machine's own jax, for an accelerator that is lent for minutes (`slot.sh`).
+"""Laws and decoders on this machine's own jax, for an accelerator that is lent for minutes
+(`slot.sh`).
 
     python -m experiments.systems.slot laws --out slot
     python -m experiments.systems.slot decoders --out slot --minutes 2 --real SmolLM2-135M.gguf
 
-`laws`: on a bundled model of each family parallel decoding of a batch gives the tokens of plain decoding of each
-prompt alone, and those recorded on a CPU. `decoders`: SmolLM2-135M in bfloat16, seconds of a call, prompts left out.
-With real weights tokens are those it writes. Random ones accept few drafts: tokens a second are then
-batch x tokens a call / seconds a call, with the tokens a call of the real model at batch 1 on a CPU (`TABLE`; one
-where there is no table). `share` is that of the read rate, of decoding one by one.
+`laws`: on a bundled model of each family parallel decoding of a batch gives the tokens of plain
+decoding of each prompt alone, and those recorded on a CPU. `decoders`: SmolLM2-135M in bfloat16,
+seconds of a call, prompts left out. With real weights tokens are those it writes. Random ones
+accept few drafts: tokens a second are then batch x tokens a call / seconds a call, with the tokens
+a call of the real model at batch 1 on a CPU (`TABLE`; one where there is no table). `share` is that
+of the read rate, of decoding one by one.
 """
 
 import argparse
@@ -35,7 +37,9 @@ from paradec_jax.evaluate.timing import Speed, compile_all, measure
 
 BLOCKS = pd.BlockDenoising(rule="factor")
 ALONE = dataclasses.replace(BLOCKS, fuse_store=False, fuse_prompt=False)
-LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a masked canvas has no plain decoding
+# plain decoding, parallel decoding, knobs, digest of the tokens; a masked canvas has no plain
+# decoding
+LAWS = {
     "tiny-jacobi": (pd.AutoRegressive(), pd.Jacobi(running=True), None, "58eda7cce9ea4b3a"),
     "tiny-recurrent-distilled": (
         pd.Static(recurrence=1),

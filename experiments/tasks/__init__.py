@@ -1,6 +1,8 @@
-"""Tasks that are drawn from a seed: word problems, pointers, chains and practice, their tokens and training batches.
+"""Tasks that are drawn from a seed: word problems, pointers, chains and practice, their tokens and
+training batches.
 
-The package reads tasks from files alone (`paradec_jax.data.problems`); `python -m experiments.tasks` writes them.
+The package reads tasks from files alone (`paradec_jax.data.problems`); `python -m
+experiments.tasks` writes them.
 """
 
 from experiments.tasks.batches import BUCKETS, Bucket, word_problem_batches

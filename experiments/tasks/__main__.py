@@ -3,8 +3,8 @@
 The problems of the package are the first two of these:
 
     python -m experiments.tasks words paradec_jax/assets/unseen.jsonl --count 1000 --seed 1
-    python -m experiments.tasks words paradec_jax/assets/tuning.jsonl --count 200 --seed 1 --split tune
-    python -m experiments.tasks words easy.jsonl --count 100 --seed 3 --steps 2 4
+    python -m experiments.tasks words paradec_jax/assets/tuning.jsonl --count 200 --seed 1 --split
+    tune python -m experiments.tasks words easy.jsonl --count 100 --seed 3 --steps 2 4
     python -m experiments.tasks pointers lists.jsonl --count 500
 """
 

@@ -1,7 +1,8 @@
 """Practice rows: the skills that a word problem asks for a few times, asked for in every line.
 
-A problem of two steps has 90 tokens, of which four numbers must be looked up or computed. A row of sums has such
-a number every eight tokens, a row of recalls and one of steps every six. They are for training only.
+A problem of two steps has 90 tokens, of which four numbers must be looked up or computed. A row of
+sums has such a number every eight tokens, a row of recalls and one of steps every six. They are for
+training only.
 """
 
 import re
@@ -15,8 +16,8 @@ from paradec_jax.data.problems import PROMPT
 KINDS = ("sums", "steps", "recalls")
 MAX_STEPS = 14
 
-# What can be known: the result of a sum; in a step the operands as well. The character after a number tells
-# where it ends.
+# What can be known: the result of a sum; in a step the operands as well. The character after a
+# number tells where it ends.
 _COUNTED = {
     "sums": re.compile(r"(?<== )[0-9]+ ?"),
     "steps": re.compile(r"(?<=[-+*/=] )[0-9]+ ?|[0-9]+ (?=[-+*/] )"),
@@ -34,9 +35,9 @@ class AuxiliaryTask(NamedTuple):
 def auxiliary_task(seed: int, index: int, kind: str) -> AuxiliaryTask:
     """Draws the task of (seed, index, kind), always the same one.
 
-    "sums" are lines `28 + 24 = 52 marbles.` without a story; "steps" are a story of quantities and then a long
-    solution whose lines are the relations that a problem would have told before; "recalls" tell again and again
-    how many someone has, which now and then changes.
+    "sums" are lines `28 + 24 = 52 marbles.` without a story; "steps" are a story of quantities and
+    then a long solution whose lines are the relations that a problem would have told before;
+    "recalls" tell again and again how many someone has, which now and then changes.
 
     Raises:
       ValueError: an unknown kind.
@@ -58,7 +59,9 @@ def auxiliary_task(seed: int, index: int, kind: str) -> AuxiliaryTask:
 
 
 def _recalls(rng: np.random.Generator) -> AuxiliaryTask:
-    """`Ana has 34 nuts. Ben has 5 nuts. Ana has 34 nuts. Ben now has 71 nuts. ...`; what was told before counts."""
+    """`Ana has 34 nuts. Ben has 5 nuts. Ana has 34 nuts. Ben now has 71 nuts. ...`; what was told
+    before counts.
+    """
     items = ITEMS[rng.integers(len(ITEMS))]
     people = [NAMES[i] for i in rng.permutation(len(NAMES))[: int(rng.integers(3, 11))]]
     held: dict[str, int] = {}

@@ -24,8 +24,9 @@ _TRIES = 4  # problems that a row may pass over before the bucket counts as too 
 class Bucket:
     """Problems of `steps_low` to `steps_high` steps, padded to `length` positions (T of the batch).
 
-    Problems that need more positions are passed over; at least half of them must fit. With a `task`, the rows
-    are practice of that kind (`auxiliary.KINDS`), cut at `length`, and the numbers of steps mean nothing.
+    Problems that need more positions are passed over; at least half of them must fit. With a
+    `task`, the rows are practice of that kind (`auxiliary.KINDS`), cut at `length`, and the numbers
+    of steps mean nothing.
     """
 
     steps_low: int
@@ -91,7 +92,9 @@ class BatchMaker:
         return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
 
     def problems(self, index: int) -> list[Problem]:
-        """The problems of batch `index`, none in one of an auxiliary task; no two batches share a problem index."""
+        """The problems of batch `index`, none in one of an auxiliary task; no two batches share a
+        problem index.
+        """
         if self.bucket_of(index).task is not None:
             return []
         return [
@@ -102,7 +105,9 @@ class BatchMaker:
         ]
 
     def _fitting(self, index: int, wanted: int) -> list[tuple[Problem, list[int], list[int]]]:
-        """The first problems of batch `index` and their ids; those too long for the bucket are passed over."""
+        """The first problems of batch `index` and their ids; those too long for the bucket are
+        passed over.
+        """
         bucket = self.bucket_of(index)
         stride = _TRIES * (self.batch_tokens // min(bucket.length for bucket in self.buckets))
         steps = (bucket.steps_low, bucket.steps_high)
@@ -127,7 +132,9 @@ class BatchMaker:
         return self.part(index, whole).rows
 
     def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`; of problems those before them are drawn too, since some are passed over."""
+        """Rows of batch `index`; of problems those before them are drawn too, since some are passed
+        over.
+        """
         bucket = self.bucket_of(index)
         count = self.batch_tokens // bucket.length
         first, last = share(count)
@@ -207,12 +214,13 @@ def word_problem_batches(
     spec: TokenSpec | None = None,
     prefetch: int = 2,
 ) -> Endless:
-    """An endless iterator over batches of word problems; `get_state` and `set_state` resume it exactly.
+    """An endless iterator over batches of word problems; `get_state` and `set_state` resume it
+    exactly.
 
-    A row is bos + prompt + solution + stop. A batch is B = batch_tokens // T rows of one bucket of length T:
-    {"tokens": int32 [B, T], "targets": int32 [B, T], "weights": float32 [B, T]}. Targets are the tokens one
-    position later; weights are 1 where the target belongs to the answer (solution and stop token),
-    `prompt_weight` where it belongs to the prompt and 0 on padding.
+    A row is bos + prompt + solution + stop. A batch is B = batch_tokens // T rows of one bucket of
+    length T: {"tokens": int32 [B, T], "targets": int32 [B, T], "weights": float32 [B, T]}. Targets
+    are the tokens one position later; weights are 1 where the target belongs to the answer
+    (solution and stop token), `prompt_weight` where it belongs to the prompt and 0 on padding.
 
     Args:
       tokenizer: the tokenizer of the model.

@@ -6,8 +6,8 @@
     log p(x) = log pi[x_1] + sum_i log T[x_i, x_{i+1}]
     floor    = H(pi) + (L - 1) sum_u pi[u] H(T[u])        nats a text; no bound of a model lies below it
 
-In the chain of `Followers` a symbol has two successors, so that a text is lawful or it is not: what a decoder reveals
-together without looking shows at once.
+In the chain of `Followers` a symbol has two successors, so that a text is lawful or it is not: what
+a decoder reveals together without looking shows at once.
 """
 
 import abc
@@ -27,7 +27,8 @@ ROUNDING = 1e-9  # of sums of probabilities
 
 
 class MarkovLaw(abc.ABC):
-    """A stationary chain; a subclass is a frozen dataclass that says how many symbols and which transitions.
+    """A stationary chain; a subclass is a frozen dataclass that says how many symbols and which
+    transitions.
 
     Attributes:
       length: L, symbols of a text.
@@ -91,7 +92,9 @@ class MarkovLaw(abc.ABC):
         return texts
 
     def walk(self, count: int, seed: Any) -> Int32[np.ndarray, "N"]:
-        """One long run; it begins in the stationary law, so that a window from anywhere has the law of a text."""
+        """One long run; it begins in the stationary law, so that a window from anywhere has the law
+        of a text.
+        """
         uniforms = np.random.default_rng(seed).random(count).tolist()
         first, rows = (reached.tolist() for reached in self._reached)
         found = [bisect.bisect_right(first, uniforms[0])]
@@ -101,7 +104,9 @@ class MarkovLaw(abc.ABC):
 
     @functools.cached_property
     def _reached(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cumulative probabilities of the first symbol [V] and of the next one [V, V], which reach 1 exactly."""
+        """Cumulative probabilities of the first symbol [V] and of the next one [V, V], which reach
+        1 exactly.
+        """
         first, rows = np.cumsum(self.stationary), np.cumsum(self.transitions, axis=1)
         return np.where(first > 1 - ROUNDING, 1.0, first), np.where(rows > 1 - ROUNDING, 1.0, rows)
 
@@ -137,7 +142,9 @@ class Followers(MarkovLaw):
 
     @functools.cached_property
     def followers(self) -> Int32[np.ndarray, "V 2"]:
-        """Both followers of each symbol. The first ones make one cycle of all symbols; no chain here is periodic."""
+        """Both followers of each symbol. The first ones make one cycle of all symbols; no chain
+        here is periodic.
+        """
         rng = np.random.default_rng(self.seed)
         first = np.empty(self.symbols, np.int32)
         cycle = rng.permutation(self.symbols)
@@ -160,7 +167,8 @@ class Followers(MarkovLaw):
         """Which symbols are followers of the one before them; those that have none before them are.
 
         Args:
-          texts: rows of symbols; other numbers, such as a mask, are never lawful, nor is what follows them.
+          texts: rows of symbols; other numbers, such as a mask, are never lawful, nor is what
+            follows them.
           before: the symbol before each row.
         """
         start = np.full(len(texts), -1) if before is None else before

@@ -2,11 +2,12 @@
 
     python -m experiments.tasks.curriculum words FILE --updates 0 1500 --weights 1 0 0 0 0 0 0
     python -m experiments.tasks.curriculum text FILE --source TEXT --length 256                 a text in pieces
-    python -m experiments.tasks.curriculum text FILE --source TEXT --length 256 --windows 8000  windows from anywhere
+    python -m experiments.tasks.curriculum text FILE --source TEXT --length 256 --windows 8000
+    windows from anywhere
 
-Rows of word problems are those of so many batches of 2,048 positions, each of one kind: problems of 2, of 3 and 4, of
-5 and 6, of 7 and 8 steps, and practice in sums, steps and recalls. A problem has a prompt and a response, practice
-messages, whose assistant says what counts (`start.TEMPLATE`).
+Rows of word problems are those of so many batches of 2,048 positions, each of one kind: problems of
+2, of 3 and 4, of 5 and 6, of 7 and 8 steps, and practice in sums, steps and recalls. A problem has
+a prompt and a response, practice messages, whose assistant says what counts (`start.TEMPLATE`).
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.vocabulary import build_tokenizer, token_spec
 from paradec_jax.data.text import documents
 
-# Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
+# Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be
+# padding.
 BUCKETS = (
     Bucket(2, 2, 102),
     Bucket(3, 4, 161),
@@ -82,7 +84,9 @@ def words(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def practice(make: BatchMaker, number: int, bucket: Bucket) -> dict[str, Any]:
-    """A row of practice up to the bucket's length, cut into pieces that count and pieces that do not."""
+    """A row of practice up to the bucket's length, cut into pieces that count and pieces that do
+    not.
+    """
     assert bucket.task is not None
     item = auxiliary_task(make.seed, number, bucket.task)
     ids, counted = make.practice(number, bucket.task)

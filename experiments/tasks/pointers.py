@@ -1,7 +1,8 @@
-"""Chains of pointers: a task whose answers need as many look-ups, one after another, as a query is from its end.
+"""Chains of pointers: a task whose answers need as many look-ups, one after another, as a query is
+from its end.
 
-A prompt tells in any order who has whom, and then lists names; the answer lists, for each of them, the name at the
-end of its chain, which has itself::
+A prompt tells in any order who has whom, and then lists names; the answer lists, for each of them,
+the name at the end of its chain, which has itself::
 
     Ana has Tom Zoe has Ana Tom has Tom ...? Zoe Ana  ->  = Tom Tom
 
@@ -106,7 +107,8 @@ class PointerTask:
         return self.names // self.chains - 1
 
     def draw(self, rng: np.random.Generator, nearest: Int32[np.ndarray, " B"]) -> Tables:
-        """One table for each of `nearest`, the fewest look-ups that its queries may be from the end.
+        """One table for each of `nearest`, the fewest look-ups that its queries may be from the
+        end.
 
         Raises:
           ValueError: `nearest` below 0 or above `farthest`.
@@ -171,7 +173,9 @@ def pointer_problems(
     nearest: int = 0,
     split: str = "test",
 ) -> list[PointerProblem]:
-    """The first `count` problems of a seed, at least one; the other arguments are those of `pointer_problem`."""
+    """The first `count` problems of a seed, at least one; the other arguments are those of
+    `pointer_problem`.
+    """
     if count < 1:
         raise ValueError(f"the number of problems must be at least 1, not {count}")
     return [pointer_problem(seed, i, split, task=task, nearest=nearest) for i in range(count)]
@@ -180,7 +184,9 @@ def pointer_problems(
 def exact_lists(
     problems: Sequence[PointerProblem],
 ) -> Callable[[Sequence[str], Sequence[str]], Bool[np.ndarray, "N"]]:
-    """Judges generations after the prompts of these problems: right are those that name all ends, and no more."""
+    """Judges generations after the prompts of these problems: right are those that name all ends,
+    and no more.
+    """
     solutions = {item.prompt: item.solution for item in problems}
 
     def score(prompts: Sequence[str], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:
@@ -220,7 +226,8 @@ class _BatchMaker:
         found = ids[
             table.after(max(most, task.farthest + 1))
         ]  # the last ones are the ends of the chains
-        # Any draft may stand where an answer will: half of the wrong ones are names, half any token.
+        # Any draft may stand where an answer will: half of the wrong ones are names, half any
+        # token.
         wrong = np.where(
             rng.random(found[-1].shape) < 0.5,
             ids[rng.integers(len(ids), size=found[-1].shape)],
@@ -256,27 +263,30 @@ def pointer_batches(
     spec: TokenSpec | None = None,
     prefetch: int = 2,
 ) -> Endless:
-    """An endless iterator over batches for `stepwise_loss`; `get_state` and `set_state` resume it exactly.
+    """An endless iterator over batches for `stepwise_loss`; `get_state` and `set_state` resume it
+    exactly.
 
-    A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after each recurrence:
-    after the first the query itself, after the second whom it has, and so on to the end of the chain; after the last
-    answer the stop token. The prompt is asked for the key of each entry where the entry ends, without which look-ups
-    take much longer to learn, and for the first token of the answer: {"tokens": int32 [B, T], "targets": int32
-    [B, K, Q + 1], "recurrences": int32 [], "prompt_targets": int32 [B, S], "prompt_weights": float32 [B, S]}.
+    A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after
+    each recurrence: after the first the query itself, after the second whom it has, and so on to
+    the end of the chain; after the last answer the stop token. The prompt is asked for the key of
+    each entry where the entry ends, without which look-ups take much longer to learn, and for the
+    first token of the answer: {"tokens": int32 [B, T], "targets": int32 [B, K, Q + 1],
+    "recurrences": int32 [], "prompt_targets": int32 [B, S], "prompt_weights": float32 [B, S]}.
 
     Args:
       tokenizer: the tokenizer of the model.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       chains: C, chains of a table.
-      curriculum: stages in ascending order, the first from batch 0; the most recurrences of any are K.
-      noisy_share: share of rows in which some of the answers are replaced as inputs, by names or any tokens, since a
-        wave computes on drafts.
+      curriculum: stages in ascending order, the first from batch 0; the most recurrences of any are
+        K.
+      noisy_share: share of rows in which some of the answers are replaced as inputs, by names or
+        any tokens, since a wave computes on drafts.
       spec: special tokens of the model; those of `build_tokenizer` when None.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
 
     Raises:
-      ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], no stop token, and as
-        `PointerTask` does.
+      ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], no stop
+        token, and as `PointerTask` does.
     """
     stages = tuple(curriculum)
     starts = [stage.start for stage in stages]

@@ -2,7 +2,8 @@
 
     python -m experiments.tasks.start tiny-recurrent runs/start                        tokens of the word problems
     python -m experiments.tasks.start tiny-mdlm runs/start --text FILE                 characters of a text
-    python -m experiments.tasks.start tiny-sdar runs/start --chains --width 64 --layers 3 --feed-forward 128
+    python -m experiments.tasks.start tiny-sdar runs/start --chains --width 64 --layers 3
+    --feed-forward 128
 
 Its chat template marks what counts in rows of `experiments.tasks.curriculum`.
 """

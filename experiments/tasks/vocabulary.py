@@ -32,8 +32,8 @@ def denoising_spec(tokenizer: Tokenizer, alignment: str = "own") -> TokenSpec:
 def build_tokenizer(*, mask: bool = False) -> Tokenizer:
     """Builds the tokenizer of the word problems.
 
-    Each word of the templates and each digit is one token, with and without a space before it where both
-    occur; any other text falls back to bytes, so every text has ids and comes back unchanged.
+    Each word of the templates and each digit is one token, with and without a space before it where
+    both occur; any other text falls back to bytes, so every text has ids and comes back unchanged.
 
     Args:
       mask: whether there is a mask, after all others, which keep their ids.
@@ -42,7 +42,8 @@ def build_tokenizer(*, mask: bool = False) -> Tokenizer:
     last = [MASK] if mask else []
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *_words(), *last]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    # The name of the unknown token is asked for by the model and never used: every byte is in the vocabulary.
+    # The name of the unknown token is asked for by the model and never used: every byte is in the
+    # vocabulary.
     model = models.WordPiece(
         vocabulary,
         unk_token=SPECIAL_TOKENS[0],
@@ -62,7 +63,9 @@ def build_tokenizer(*, mask: bool = False) -> Tokenizer:
 
 
 def _words() -> list[str]:
-    """Words, digits and signs of the problems as vocabulary entries; "Ġ" is how byte-level writes a space."""
+    """Words, digits and signs of the problems as vocabulary entries; "Ġ" is how byte-level writes a
+    space.
+    """
     templates = [relation.sentence for relation in wp.RELATIONS]
     templates += [wp.GIVEN, *wp.DISTRACTORS, wp.STEP, wp.STEP_MORE, wp.STEP_TOTAL, *wp.FINDINGS]
     templates += [wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL]

@@ -1,9 +1,11 @@
 """Arithmetic word problems with written solutions, drawn from a seed, in the form of GSM8K.
 
-A story names the quantities of several people in the order of time. Each relation of the story is one written
-step of the solution, and each step is one line that restates the relation and computes it:
+A story names the quantities of several people in the order of time. Each relation of the story is
+one written step of the solution, and each step is one line that restates the relation and computes
+it:
 
-    Question: Ana has 34 apples. Ben has 27 more apples than Ana. Ben buys 12 more apples. How many ...?
+    Question: Ana has 34 apples. Ben has 27 more apples than Ana. Ben buys 12 more apples. How many
+      ...?
     Answer:
     Ben has 27 more apples than Ana, so Ben has 34 + 27 = 61 apples.
     Ben buys 12 more apples, so Ben now has 61 + 12 = 73 apples.
@@ -27,9 +29,11 @@ NAMES, ITEMS = tuple(_NAMES.split()), tuple(_ITEMS.split())
 
 
 class Relation(NamedTuple):
-    """A sentence that fixes one quantity by earlier ones; `operator` joins the two operands of its step.
+    """A sentence that fixes one quantity by earlier ones; `operator` joins the two operands of its
+    step.
 
-    `updates` says whether the subject held the items before; `factors` are the constants of * and /.
+    `updates` says whether the subject held the items before; `factors` are the constants of * and
+    /.
     """
 
     sentence: str
@@ -75,8 +79,9 @@ _MAX_TOGETHER = 3
 def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> Problem:
     """Draws the problem of (seed, index, split, steps), always the same one.
 
-    The split of a question is a hash of its text, and the draw repeats until the hash falls in `split`, so
-    splits are disjoint whatever the seed. Two indices may, rarely, draw the same question.
+    The split of a question is a hash of its text, and the draw repeats until the hash falls in
+    `split`, so splits are disjoint whatever the seed. Two indices may, rarely, draw the same
+    question.
 
     Args:
       seed: non-negative seed of the whole collection.
@@ -117,7 +122,9 @@ def word_problems(
     steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS),
     split: str = "test",
 ) -> list[Problem]:
-    """The first `count` different problems of a seed, at least one; the other arguments are those of `problem`."""
+    """The first `count` different problems of a seed, at least one; the other arguments are those
+    of `problem`.
+    """
     if count < 1:
         raise ValueError(f"the number of problems must be at least 1, not {count}")
     found: dict[str, Problem] = {}
@@ -130,7 +137,9 @@ def word_problems(
 
 
 class Story:
-    """A story while it is told: who holds how many, the sentences so far and the lines of the solution."""
+    """A story while it is told: who holds how many, the sentences so far and the lines of the
+    solution.
+    """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -144,7 +153,9 @@ class Story:
         self.result = 0
 
     def tell(self, steps: int) -> tuple[str, str]:
-        """Tells a story of `steps` written steps and asks its question; returns both, and the solution."""
+        """Tells a story of `steps` written steps and asks its question; returns both, and the
+        solution.
+        """
         joint = self.rng.random() < 0.4
         givens = 1 + int(self.rng.integers(min(3, steps)))
         together = 0
@@ -162,7 +173,9 @@ class Story:
         return " ".join([*self.sentences, question]), solution
 
     def practise(self, givens: int, steps: int) -> tuple[str, str]:
-        """A story of `givens` quantities and distractors, and a solution of steps that it does not tell."""
+        """A story of `givens` quantities and distractors, and a solution of steps that it does not
+        tell.
+        """
         for _ in range(givens):
             self._given()
         told = list(self.sentences)
@@ -220,7 +233,9 @@ class Story:
         return int(self.rng.integers(2, most + 1)) if most >= 2 else 0
 
     def _ask_joint(self) -> str:
-        """Asks for a sum or a difference with the latest quantity, one more step; returns the question."""
+        """Asks for a sum or a difference with the latest quantity, one more step; returns the
+        question.
+        """
         latest = self.held[self.latest]
         totals = [
             name

@@ -1,4 +1,5 @@
-"""The command `paradec`: compare decoders, watch one of them write, train models, bring them in and out.
+"""The command `paradec`: compare decoders, watch one of them write, train models, bring them in and
+out.
 
 User errors end in one sentence on standard error and exit code 1.
 """
@@ -31,7 +32,8 @@ BARE = r"--((model|data|held-out|out|base|adapter|judge|real|texts|html|beside|d
 
 
 def _use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another place.
+    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another
+    place.
 
     Small ones too: several together cost a command seconds.
     """
@@ -43,7 +45,9 @@ def _use_compilation_cache() -> None:
 
 
 def _arguments(argv: Sequence[str]) -> list[str]:
-    """Lets --json stand without a path (standard output), `generate` without a decoder, --model before sources."""
+    """Lets --json stand without a path (standard output), `generate` without a decoder, --model
+    before sources.
+    """
     if argv[:1] == ["generate"]:
         argv = ["generate", *generate.with_decoder(argv[1:])]
     words = []

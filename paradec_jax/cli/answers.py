@@ -1,4 +1,6 @@
-"""Rows of `paradec compare` of families that answer: made in groups, kept in a file, and not made again."""
+"""Rows of `paradec compare` of families that answer: made in groups, kept in a file, and not made
+again.
+"""
 
 import dataclasses
 import hashlib
@@ -39,10 +41,12 @@ def answers(
     decoder: Sequence[str] = (),
     judge: str | None = None,
 ) -> list[list[Row]]:
-    """The rows of each model, of decoders on the same problems; the last eight arguments are options of the command.
+    """The rows of each model, of decoders on the same problems; the last eight arguments are
+    options of the command.
 
     Args:
-      family, places, models: family of the models; where each lies and what it is, by its name in the rows.
+      family, places, models: family of the models; where each lies and what it is, by its name in
+        the rows.
       path: JSON file of rows that are not made again; None or "-" for none.
       adapter: folder of the adapter that the models have.
     """
@@ -103,7 +107,9 @@ def answers(
 
 
 def _settings(family: Family, words: Sequence[str]) -> list[Setting]:
-    """The rows of a family's table; of those that words name, and the baseline, where there are words."""
+    """The rows of a family's table; of those that words name, and the baseline, where there are
+    words.
+    """
     settings = [of for of in family.settings if of.baseline or not words]
     for word in words:
         changed = choose(family.name, word)
@@ -115,7 +121,9 @@ def _settings(family: Family, words: Sequence[str]) -> list[Setting]:
 def _rendered(
     model: store.Model, problems: Sequence[Problem]
 ) -> tuple[store.Model, Sequence[Problem]]:
-    """Problems with messages as texts of the model's template, and the model with the special tokens of these."""
+    """Problems with messages as texts of the model's template, and the model with the special
+    tokens of these.
+    """
     if isinstance(problems[0].prompt, str):
         return model, problems
     from paradec_jax.text.chat import as_prompts  # takes in Jinja, which texts do not need
@@ -130,7 +138,9 @@ def _rendered(
 def _begun(
     file: str, made_with: Mapping[str, Mapping[str, Any]]
 ) -> dict[tuple[str, str, str], Row]:
-    """The rows of a file by model, decoder and label. Raises ValueError for those of other models or options."""
+    """The rows of a file by model, decoder and label. Raises ValueError for those of other models
+    or options.
+    """
     try:
         rows = json.loads(text_of(Path(file)))
         begun = {

@@ -26,7 +26,8 @@ OF_ANSWERS = ("data", "problems", "timed", "new_tokens", "batch", "decoder")
 OF_TEXTS = ("real", "samples", "length", "texts")
 OPTIONS = ("judge", *OF_ANSWERS, *OF_TEXTS)
 
-# Titles and notes are formats of the fields of the row in bold or else the first, columns those of each row.
+# Titles and notes are formats of the fields of the row in bold or else the first, columns those of
+# each row.
 TITLE = "{model}: {problems} problems ({data}), seed {seed}"
 ANSWERS = {
     "decoder": "{decoder}",
@@ -106,41 +107,46 @@ def compare_command(
 ) -> int:
     """Decodes the same problems with every decoder of a model's family and prints one table.
 
-    Exact answers and texts equal to one by one are counted over all problems, decoded in batches; speed is measured
-    on the first of them, one at a time, decoders in turns. Each model has a table of its own.
+    Exact answers and texts equal to one by one are counted over all problems, decoded in batches;
+    speed is measured on the first of them, one at a time, decoders in turns. Each model has a table
+    of its own.
 
-    Models of masked diffusion draw texts from nothing instead, and causal models draw beside them: what a judge
-    says of the texts, how varied they are, what they cost. They take judge, real, samples, length and texts,
-    and the other families data, problems, timed, new-tokens, batch, decoder and judge.
+    Models of masked diffusion draw texts from nothing instead, and causal models draw beside them:
+    what a judge says of the texts, how varied they are, what they cost. They take judge, real,
+    samples, length and texts, and the other families data, problems, timed, new-tokens, batch,
+    decoder and judge.
 
     Args:
-      model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a family
-        (recurrent_depth, causal, masked_diffusion, block_diffusion), which stands for its bundled models. --model may
-        stand before them.
-      data: JSON lines with "prompt", and "answer" or "response" where there is one; or with "messages", which the
-        model's chat template makes a prompt of, the last one the answer where it is an assistant's. A text is right
-        that has the answer's number after the last "####", or else content of the last \\boxed{}, or else whole text,
-        as the first answer has it. "unseen" (the default) and "tuning" are word problems of the package: 1,000 that
-        nothing was chosen on, and 200 for choosing settings.
+      model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a
+        family (recurrent_depth, causal, masked_diffusion, block_diffusion), which stands for its
+        bundled models. --model may stand before them.
+      data: JSON lines with "prompt", and "answer" or "response" where there is one; or with
+        "messages", which the model's chat template makes a prompt of, the last one the answer where
+        it is an assistant's. A text is right that has the answer's number after the last "####", or
+        else content of the last \\boxed{}, or else whole text, as the first answer has it. "unseen"
+        (the default) and "tuning" are word problems of the package: 1,000 that nothing was chosen
+        on, and 200 for choosing settings.
       problems: number of problems, the first of the file; 200 by default.
       seed: of all draws.
       timed: problems of the speed measurement, 5 by default.
-      new_tokens: tokens of an answer at most; room for the longest answer of the file by default, or 200 without any.
+      new_tokens: tokens of an answer at most; room for the longest answer of the file by default,
+        or 200 without any.
       batch: problems decoded together where speed is not measured, 50 by default.
-      decoder: decoder to compare with one by one, as of `paradec generate`: all rows of a name, or one with options,
-        "jacobi --block 8"; may be given several times. The whole table of the family by default.
-      judge: model that judges texts, a folder or the name of a bundled one; the family's own by default where texts
-        are drawn from nothing.
-      real: a text whose last tenth is real text that no model here was trained on: it gets a row, and texts are held
-        against it.
+      decoder: decoder to compare with one by one, as of `paradec generate`: all rows of a name, or
+        one with options, "jacobi --block 8"; may be given several times. The whole table of the
+        family by default.
+      judge: model that judges texts, a folder or the name of a bundled one; the family's own by
+        default where texts are drawn from nothing.
+      real: a text whose last tenth is real text that no model here was trained on: it gets a row,
+        and texts are held against it.
       samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
       dtype: float32 or bfloat16, of parameters and computation; as stored by default.
       adapter: folder of a LoRA adapter in PEFT's layout, for each of the models.
-      json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
-        there as well as printing the table. Rows of answers are written as soon as they are known, and the same
-        command goes on with those that are missing.
+      json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json,
+        write the list there as well as printing the table. Rows of answers are written as soon as
+        they are known, and the same command goes on with those that are missing.
     """
     check_numbers(compare_command, locals(), {})
     given: Any = {
@@ -185,7 +191,9 @@ def compare_command(
 
 
 def _models(word: str) -> tuple[str, ...]:
-    """The models that a word stands for: itself, or the bundled ones of a family and those beside them."""
+    """The models that a word stands for: itself, or the bundled ones of a family and those beside
+    them.
+    """
     if word not in FAMILIES:
         return (word,)
     family = FAMILIES[word]
@@ -194,7 +202,9 @@ def _models(word: str) -> tuple[str, ...]:
 
 
 def _print_pairs(rows: Sequence[Row]) -> None:
-    """One line for each model but the first: its answers one by one beside the first one's, problem by problem."""
+    """One line for each model but the first: its answers one by one beside the first one's, problem
+    by problem.
+    """
     first, *others = rows
     for row in others if first["right"] else ():
         pair = paired(*(np.asarray(list(of["right"])) == "1" for of in (row, first)))
@@ -245,7 +255,9 @@ def _texts(
 
 
 def _sources(family: Family, models: Mapping[str, store.Model]) -> list[Source]:
-    """Each model with the settings of the table, the first with the tempered ones too, and rivals with theirs."""
+    """Each model with the settings of the table, the first with the tempered ones too, and rivals
+    with theirs.
+    """
     table = family.texts
     assert table is not None
     first = next(name for name, model in models.items() if model.family == family.name)

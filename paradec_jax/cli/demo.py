@@ -1,4 +1,6 @@
-"""`paradec demo`: the four families in one table, each one by one and with its best parallel decoder."""
+"""`paradec demo`: the four families in one table, each one by one and with its best parallel
+decoder.
+"""
 
 import dataclasses
 import os
@@ -21,7 +23,8 @@ WAVE = (
     "wavefront --inner-recurrence 1 --window 8 --headway 8 --no-warm-start --prefill-recurrence 1"
 )
 
-# By family, one by one and in parallel: the model, its decoder as the table calls it, and as a command line does.
+# By family, one by one and in parallel: the model, its decoder as the table calls it, and as a
+# command line does.
 ROWS = {
     "recurrent depth": (
         ("tiny-recurrent-distilled", "one by one, 1 recurrence", "autoregressive --recurrence 1"),

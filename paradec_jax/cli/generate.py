@@ -1,4 +1,6 @@
-"""`paradec generate DECODER PROMPT`: one decoder continues a text. Each has the options that are its own."""
+"""`paradec generate DECODER PROMPT`: one decoder continues a text. Each has the options that are
+its own.
+"""
 
 import dataclasses
 import re
@@ -30,26 +32,29 @@ Flag = FlagCreatePairsOff[bool]
 class Text:
     """What to continue, and how far.
 
-    Without a prompt a decoder of canvases writes from nothing. With --gaps it fills the gaps of a text.
+    Without a prompt a decoder of canvases writes from nothing. With --gaps it fills the gaps of a
+    text.
 
-    The prompt is used as it is. The bundled models have learned one form of text, "Question: ...", a line break,
-    "Answer:", a line break; --question puts PROMPT into it.
+    The prompt is used as it is. The bundled models have learned one form of text, "Question: ...",
+    a line break, "Answer:", a line break; --question puts PROMPT into it.
 
-    With --chat the prompt is a message in the form of the model's chat template. Without a prompt --chat is a
+    With --chat the prompt is a message in the form of the model's chat template. Without a prompt
+    --chat is a
     conversation: a line is read and answered, and then the next, until the input ends (Ctrl-D).
 
     Attributes:
-      prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing, or for a
-        conversation.
-      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision];
-        by default a bundled model that suits the decoder.
+      prompt: the text, or - to read it from standard input; none for a decoder that can start from
+        nothing, or for a conversation.
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or
+        org/name[@revision]; by default a bundled model that suits the decoder.
       adapter: folder of a LoRA adapter in PEFT's layout, for that model.
       question: put the prompt into the form of the word problems.
       chat: answer the prompt as a message, or hold a conversation where there is none.
       system: what the model is told before the first message of --chat.
-      gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the text.
-      stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
-        move in the window, or a canvas with a line in the place of each mask.
+      gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the
+        text.
+      stream: show committed tokens as they come and, on a terminal and in another colour, the
+        candidates that move in the window, or a canvas with a line in the place of each mask.
       max_new_tokens: tokens at most; 200 if left out.
       samples: continuations to draw.
       stop: text that ends the continuation; may be given several times.
@@ -122,7 +127,9 @@ def with_decoder(words: Sequence[str]) -> list[str]:
 
 
 def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
-    """Continues a text with the decoder of that name, or the one that the model names, or its family's plain one."""
+    """Continues a text with the decoder of that name, or the one that the model names, or its
+    family's plain one.
+    """
     text.check()
     talk = text.chat and not text.prompt
     prompt = "" if talk else text.framed(sys.stdin.read() if text.prompt == "-" else text.prompt)

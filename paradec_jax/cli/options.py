@@ -21,7 +21,9 @@ NAMES = tuple(
 
 
 def rows_of(name: str | None) -> dict[str, Setting]:
-    """By family, the decoder of that name with its own defaults, where the family has it; see `Family.named`."""
+    """By family, the decoder of that name with its own defaults, where the family has it; see
+    `Family.named`.
+    """
     return {family.name: row for family in FAMILIES.values() if (row := family.named(name))}
 
 
@@ -37,7 +39,8 @@ def options_of(name: str | None) -> Any:
     """A dictionary type with the options of a decoder, of which a command line gives some.
 
     Args:
-      name: name of the decoder; None for the options that the default decoders of all families share.
+      name: name of the decoder; None for the options that the default decoders of all families
+        share.
     """
     choices: dict[str, tuple[Any, str, dict[str, str]]] = {}
     rows = rows_of(name)
@@ -55,7 +58,9 @@ def options_of(name: str | None) -> Any:
 
 
 def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
-    """Name, type, documentation and value of each choice of a row: fields of the decoder, then its knobs."""
+    """Name, type, documentation and value of each choice of a row: fields of the decoder, then its
+    knobs.
+    """
     for owner in (row.decoder, row.values):
         documented = _documented(type(owner))
         for field in dataclasses.fields(owner):

@@ -43,8 +43,8 @@ def print_table(
 
     Args:
       title: line above the table, a format of the fields of the baseline, or else of the first row.
-      columns: formats of a row's fields by the column's title; a cell with a value of None stays empty, and a column
-        of such cells is left out.
+      columns: formats of a row's fields by the column's title; a cell with a value of None stays
+        empty, and a column of such cells is left out.
       rows: values by field.
       notes: sentences, formats as the title is; one with a value of None is left out.
     """
@@ -98,7 +98,9 @@ def progress() -> Iterator[Any]:
 
 
 def check_place(option: str, path: str | None) -> None:
-    """Refuses a path of an option in no folder, or where another's file stands, before anything is computed."""
+    """Refuses a path of an option in no folder, or where another's file stands, before anything is
+    computed.
+    """
     if path is None or (path, option) == ("-", "json"):
         return
     place = Path(path).absolute()

@@ -1,4 +1,6 @@
-"""`paradec generate --html FILE`: a page that plays how one decoder writes a text, or two side by side."""
+"""`paradec generate --html FILE`: a page that plays how one decoder writes a text, or two side by
+side.
+"""
 
 import dataclasses
 import functools
@@ -24,7 +26,9 @@ PASSES = 3  # timings of each decoder
 
 
 def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation:
-    """Writes the page of decoders whose tasks have one model, prompt and row; returns what the first one wrote."""
+    """Writes the page of decoders whose tasks have one model, prompt and row; returns what the
+    first one wrote.
+    """
     runs, generations = zip(*(_recorded(setting, task) for setting, task in plays), strict=True)
     _put_seconds(runs, plays)
     task = plays[0][1]
@@ -49,13 +53,16 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
 
 
 def piece_of(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
-    """Text of a token inside a text; as the vocabulary writes it where it alone has none, such as a lone byte."""
+    """Text of a token inside a text; as the vocabulary writes it where it alone has none, such as a
+    lone byte.
+    """
     text = tokenizer.decode_after(before, [token])
     return text if text and BROKEN not in text else tokenizer.token_text(token) or f"<{token}>"
 
 
 def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]:
-    """What a decoder does, a frame for each state from that after the prompt on, and what it writes.
+    """What a decoder does, a frame for each state from that after the prompt on, and what it
+    writes.
 
     `born` is the frame from which a position's token stays, -1 for none.
     """
@@ -97,7 +104,9 @@ def _seen(decoder: Any, state: Any) -> dict[str, Any]:
 
 
 def _told(info: Any, length: int) -> dict[str, Any]:
-    """What an info says: numbers of the row; from position `at` on, choices and confidences, or a wave's changes."""
+    """What an info says: numbers of the row; from position `at` on, choices and confidences, or a
+    wave's changes.
+    """
     if not dataclasses.is_dataclass(info):
         return {}
     leaves = {
@@ -130,7 +139,9 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def _put_seconds(runs: Sequence[dict[str, Any]], plays: Sequence[tuple[Setting, Task]]) -> None:
-    """Says of each frame how many seconds `run` takes to it: calls after the prompt's take equally long."""
+    """Says of each frame how many seconds `run` takes to it: calls after the prompt's take equally
+    long.
+    """
     plain = functools.partial(dataclasses.replace, log_probs=False)
     cases = [Case(plain(task.decoder), task.params, setting.knobs) for setting, task in plays]
     request = min((task.request for _, task in plays), key=lambda request: request.tokens.shape[1])

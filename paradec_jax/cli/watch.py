@@ -18,7 +18,9 @@ HIDDEN = "_"  # in the place of a mask
 
 
 def show(task: Task, knobs: Any, prompt: str, delay: float) -> Generation:
-    """Shows a task's only row while it grows: pictures on a terminal, plain text as it is committed elsewhere."""
+    """Shows a task's only row while it grows: pictures on a terminal, plain text as it is committed
+    elsewhere.
+    """
     console = Console(highlight=False)
     watch, decoder = task.watch(), task.decoder
     live = (
@@ -48,7 +50,9 @@ def show(task: Task, knobs: Any, prompt: str, delay: float) -> Generation:
 
 
 def _moving(task: Task, state: Any, shown: str) -> str:
-    """Text of the first row after that shown, which may still change: with the guesses, or the rest of a canvas."""
+    """Text of the first row after that shown, which may still change: with the guesses, or the rest
+    of a canvas.
+    """
     tokenizer, rows = tokenizer_of(task.model), state.rows
     if not isinstance(state, Canvas):
         guesses = np.asarray(task.decoder.drafts(state))[0]

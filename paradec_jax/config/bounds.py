@@ -24,7 +24,9 @@ def check_heads(config: Any) -> None:
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Refuses fields that are not positive in float32: zero, below it, too large, NaN. Raises ValueError."""
+    """Refuses fields that are not positive in float32: zero, below it, too large, NaN. Raises
+    ValueError.
+    """
     for name in names:
         value = getattr(config, name)
         if not SMALLEST <= value <= LARGEST:  # false for NaN
@@ -52,11 +54,12 @@ class Ranged:
 def check_numbers(
     owner: Any, values: Mapping[str, Any], bounds: Any, positions: int = MOST, within: str = ""
 ) -> None:
-    """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity always.
+    """Refuses numbers of another kind than their annotation says, or out of range; NaN and infinity
+    always.
 
-    Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and at most
-    `positions`, or `MOST_RECURRENCES` by its name; a seed has 64 bits. Another is from 0 to the largest number of
-    float32. A tuple holds one number at least.
+    Where `bounds` says nothing, a whole number is at least 1, or 0 where that is the default, and
+    at most `positions`, or `MOST_RECURRENCES` by its name; a seed has 64 bits. Another is from 0 to
+    the largest number of float32. A tuple holds one number at least.
 
     Args:
       owner: class or function, whose annotations say which values are numbers, and of what kind.

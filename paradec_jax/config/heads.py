@@ -10,7 +10,8 @@ MOST_HEAD_LAYERS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResidualHeadConfig(PreNormConfig):
-    """Shape of a residual head, 1 to 8 blocks; but for their number these are the blocks of its backbone.
+    """Shape of a residual head, 1 to 8 blocks; but for their number these are the blocks of its
+    backbone.
 
     Attributes:
       block: tokens of a block of the backbone's text.

@@ -120,8 +120,8 @@ BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
     "test-sdar": BlockDiffusionConfig(**_TEST_LAYERS),
 }
 
-# Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2). GPT-2's vocabulary and
-# the mask, with no row more.
+# Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2).
+# GPT-2's vocabulary and the mask, with no row more.
 _GPT2: dict[str, Any] = {"vocab_size": 50_258, "dtype": "bfloat16"}
 
 MASKED_DIFFUSION_PRESETS: dict[str, MaskedDiffusionConfig] = {

@@ -21,11 +21,15 @@ class RopeScaling:
     Attributes:
       kind: "linear", "dynamic", "llama3" or "yarn".
       factor: s, times that texts may be longer than `original`.
-      original: L, length of the longest text that the unscaled model was trained on; "linear" scales without it.
-      low_freq_factor, high_freq_factor: bounds of "llama3", in rotations of a pair of channels in L positions.
+      original: L, length of the longest text that the unscaled model was trained on; "linear"
+        scales without it.
+      low_freq_factor, high_freq_factor: bounds of "llama3", in rotations of a pair of channels in L
+        positions.
       beta_fast, beta_slow: bounds of "yarn", the upper one first; 32 and 1 when None.
-      attention_factor: what "yarn" multiplies cosines and sines by; `0.1 ln s + 1` when None, or 1 if s is below 1.
-      truncate: whether "yarn" rounds the numbers of the pairs at its bounds, outwards; True when None.
+      attention_factor: what "yarn" multiplies cosines and sines by; `0.1 ln s + 1` when None, or 1
+        if s is below 1.
+      truncate: whether "yarn" rounds the numbers of the pairs at its bounds, outwards; True when
+        None.
     """
 
     kind: str

@@ -13,8 +13,8 @@ from paradec_jax.config.rotary import RopeScaling
 class TokenSpec:
     """Special tokens of one checkpoint.
 
-    A shared vocabulary is not a shared token table, so these ids belong to the checkpoint and are never
-    guessed from the tokenizer.
+    A shared vocabulary is not a shared token table, so these ids belong to the checkpoint and are
+    never guessed from the tokenizer.
 
     Attributes:
       bos: id put before every prompt, or None.
@@ -38,10 +38,11 @@ class TokenSpec:
 class Shape(bounds.Ranged):
     """What the shapes of all models share.
 
-    Blocks (`nn.blocks`) read a shape as it is. A subclass therefore has, as fields or as facts of its family, G
-    `kv_heads`, F `feed_forward`, `norm_eps`, `rope_base`, `biases` (which of queries, keys and values carry one: "",
-    "qk" or "qkv"), `out_bias`, `mlp_bias`, `qk_norm`, `rope_scaling`, and `out_std` of random matrices that end a
-    branch. A network's `visibility` is "causal", "block" or "full".
+    Blocks (`nn.blocks`) read a shape as it is. A subclass therefore has, as fields or as facts of
+    its family, G `kv_heads`, F `feed_forward`, `norm_eps`, `rope_base`, `biases` (which of queries,
+    keys and values carry one: "", "qk" or "qkv"), `out_bias`, `mlp_bias`, `qk_norm`,
+    `rope_scaling`, and `out_std` of random matrices that end a branch. A network's `visibility` is
+    "causal", "block" or "full".
 
     Attributes:
       width: D, width of the residual stream.
@@ -49,9 +50,11 @@ class Shape(bounds.Ranged):
       max_length: longest sequence the model was built for.
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
-      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
-      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long
+        windows some queries at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last
+        two elsewhere as "blocked".
+      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots"
+        or "offload".
     """
 
     width: int
@@ -64,7 +67,8 @@ class Shape(bounds.Ranged):
 
     family: ClassVar[str]
     visibility: ClassVar[str]
-    rotation = "halves"  # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
+    # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
+    rotation = "halves"
     uniform = False  # whether random matrices are uniform up to their `std`, or normal
     remats: ClassVar[tuple[str, ...]] = bounds.REMATS
 
@@ -98,19 +102,21 @@ class Shape(bounds.Ranged):
 class RecurrentDepthConfig(Shape):
     """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
 
-    Heads have C = D / H channels, and key-value heads are as many. Beside the words of `Shape`, `remat` may be
-    "iteration": each recurrence is computed anew, unless a loss says otherwise.
+    Heads have C = D / H channels, and key-value heads are as many. Beside the words of `Shape`,
+    `remat` may be "iteration": each recurrence is computed anew, unless a loss says otherwise.
 
     Attributes:
       vocab_size: V, rows of the embedding.
       feed_forward: F, inner width of the gated MLP.
-      prelude_layers, core_layers, coda_layers: sandwich blocks of each part; the core is the repeated part.
+      prelude_layers, core_layers, coda_layers: sandwich blocks of each part; the core is the
+        repeated part.
       rope_base: base of the rotary embedding.
       norm_eps: epsilon of RMSNorm.
       qk_bias: whether queries and keys carry a learned bias (before the rotation).
       tie_embeddings: whether the output matrix is the embedding.
       mean_recurrence: default recurrences at inference, mean of the training draw.
-      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss says otherwise.
+      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss
+        says otherwise.
     """
 
     vocab_size: int
@@ -162,7 +168,8 @@ class RecurrentDepthConfig(Shape):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreNormConfig(Shape):
-    """Shape of pre-norm blocks with a cache, as causal models, block diffusion and residual heads have them.
+    """Shape of pre-norm blocks with a cache, as causal models, block diffusion and residual heads
+    have them.
 
     Attributes:
       layers: N, blocks.
@@ -171,7 +178,8 @@ class PreNormConfig(Shape):
       head_channels: C, channels of a head; D / H when None.
       rope_base: base of the rotary embedding.
       norm_eps: epsilon of RMSNorm.
-      rope_scaling: how rotary positions are scaled, or None; a dictionary of its fields, as JSON has it, becomes one.
+      rope_scaling: how rotary positions are scaled, or None; a dictionary of its fields, as JSON
+        has it, becomes one.
       qkv_bias: whether queries, keys and values carry a learned bias (Qwen2).
       out_bias: whether attention's output carries a learned bias.
       mlp_bias: whether the three products of the MLP do.
@@ -219,9 +227,10 @@ class TransformerConfig(PreNormConfig):
     Attributes:
       vocab_size: V, rows of the embedding.
       tie_embeddings: whether the output matrix is the embedding.
-      scan_layers: whether a window passes the blocks by a loop over their stacked parameters (`nn.scan`), which
-        compiles one of them: for training deep models. A window that reads a cache does so with raw parameters alone;
-        a decoder with them would stack the caches of all layers in every step, so prepare its parameters.
+      scan_layers: whether a window passes the blocks by a loop over their stacked parameters
+        (`nn.scan`), which compiles one of them: for training deep models. A window that reads a
+        cache does so with raw parameters alone; a decoder with them would stack the caches of all
+        layers in every step, so prepare its parameters.
     """
 
     vocab_size: int
@@ -231,11 +240,12 @@ class TransformerConfig(PreNormConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalConfig(TransformerConfig):
-    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases).
+    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no
+    biases).
 
     Attributes:
-      sliding_window: positions that a layer with a sliding window sees, a query's own and those just before it; None
-        where no layer has one.
+      sliding_window: positions that a layer with a sliding window sees, a query's own and those
+        just before it; None where no layer has one.
       sliding_layers: which layers have it, repeated over all of them.
     """
 
@@ -267,7 +277,8 @@ class CausalConfig(TransformerConfig):
 class BlockDiffusionConfig(TransformerConfig):
     """Shape of a transformer that fills masks block by block: SDAR, the layers of Qwen3.
 
-    A position sees its own block whole and the blocks before it; blocks count from position 0 of the sequence.
+    A position sees its own block whole and the blocks before it; blocks count from position 0 of
+    the sequence.
 
     Attributes:
       block: tokens of a block, as in training.
@@ -305,17 +316,19 @@ class BlockDiffusionConfig(TransformerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedDiffusionConfig(Shape):
-    """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which share it.
+    """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which
+    share it.
 
-    Heads have C = D / H channels, and key-value heads are as many. The residual stream is float32 in any case.
+    Heads have C = D / H channels, and key-value heads are as many. The residual stream is float32
+    in any case.
 
     Attributes:
       vocab_size: V, rows of the embedding, the mask's among them.
       layers: N, transformer blocks.
       conditioning: width of the vector that every block's shifts, scales and gates are made from.
       dropout: share of each branch's outputs that a training step drops.
-      scan_layers: whether a canvas passes the blocks by a loop over their stacked parameters (`nn.scan`), which
-        compiles one of them: for training deep models.
+      scan_layers: whether a canvas passes the blocks by a loop over their stacked parameters
+        (`nn.scan`), which compiles one of them: for training deep models.
     """
 
     vocab_size: int

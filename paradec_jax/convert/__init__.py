@@ -1,4 +1,6 @@
-"""The converters of a checkout, whose files lie in the folder `convert` beside the package; a wheel has them here."""
+"""The converters of a checkout, whose files lie in the folder `convert` beside the package; a wheel
+has them here.
+"""
 
 from pathlib import Path
 

@@ -11,14 +11,17 @@ from paradec_jax.decode import Jacobi, Reason, Request, stream
 
 
 def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) -> list[Generation]:
-    """Decodes a request and keeps the iterates of each block: accepted tokens, then the draft of the rest.
+    """Decodes a request and keeps the iterates of each block: accepted tokens, then the draft of
+    the rest.
 
-    A block's first iterate is the draft it starts from (of the first block: the iterate that the prompt's call gives,
-    of later ones random tokens after the known first one), its last the fixed point. After a row's stop token all
-    iterates hold the decoder's `pad`. Blocks that the budget cuts are left out.
+    A block's first iterate is the draft it starts from (of the first block: the iterate that the
+    prompt's call gives, of later ones random tokens after the known first one), its last the fixed
+    point. After a row's stop token all iterates hold the decoder's `pad`. Blocks that the budget
+    cuts are left out.
 
     Args:
-      decoder: a bound decoder of blocks. Candidates are welcome: an iterate's draft is what the winning row predicts.
+      decoder: a bound decoder of blocks. Candidates are welcome: an iterate's draft is what the
+        winning row predicts.
       params, request: as for `run`.
       ids: number of each row's prompt.
 

@@ -38,14 +38,15 @@ def whole(count: int) -> tuple[int, int]:
 
 
 class Endless:
-    """An endless iterator over make(0), make(1), ...; `get_state` and `set_state` resume it exactly.
+    """An endless iterator over make(0), make(1), ...; `get_state` and `set_state` resume it
+    exactly.
 
     Args:
-      make: batch i, a pure function of i. Where it has a method `part(i, share)`, which makes some rows of the batch
-        without the others, `take` asks it for those.
+      make: batch i, a pure function of i. Where it has a method `part(i, share)`, which makes some
+        rows of the batch without the others, `take` asks it for those.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
-      digest: digest of what the batches are made from. A state names it, so that a run does not go on with another
-        text; None where the maker's fields say all.
+      digest: digest of what the batches are made from. A state names it, so that a run does not go
+        on with another text; None where the maker's fields say all.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Endless:
         self._iterator.set_state(state)
 
     def take(self, share: Share) -> None:
-        """From now on gives the rows that `share` names as a `Part`; whole batches where the maker makes no parts."""
+        """From now on gives the rows that `share` names as a `Part`; whole batches where the maker
+        makes no parts.
+        """
         part = getattr(self.make, "part", None)
         if part is not None:
             place = self._iterator.get_state()

@@ -1,8 +1,10 @@
-"""Lines of JSON as training examples: tokenised once into mapped arrays, then bucketed or packed batches.
+"""Lines of JSON as training examples: tokenised once into mapped arrays, then bucketed or packed
+batches.
 
-Of the lines of `data.lines` these tokens count: of messages the assistant's turns, written by the model's template;
-of a prompt and its response the response and the stop after it; of a text all but begin-of-text. A prompt is used as
-it is, as `paradec generate PROMPT` does. Where a prompt is enough, a line may have no response, or end in a user's
+Of the lines of `data.lines` these tokens count: of messages the assistant's turns, written by the
+model's template; of a prompt and its response the response and the stop after it; of a text all but
+begin-of-text. A prompt is used as it is, as `paradec generate PROMPT` does. Where a prompt is
+enough, a line may have no response, or end in a user's
 turn: none of it counts.
 """
 
@@ -49,9 +51,10 @@ class Examples:
       counted: which of them the loss counts.
       starts: where each example begins, and the end of the last.
       digest: digest of the lines, the tokenizer, the template and the options.
-      counts: numbers of `lines`, where there are some of `skipped` lines (bad), of `cut` and `dropped` examples (too
-        long), and of lines with what is to be said of them.
-      rule: how the counted words of messages are found, in words; empty where the model has no template.
+      counts: numbers of `lines`, where there are some of `skipped` lines (bad), of `cut` and
+        `dropped` examples (too long), and of lines with what is to be said of them.
+      rule: how the counted words of messages are found, in words; empty where the model has no
+        template.
     """
 
     ids: Int32[np.ndarray, " N"]
@@ -104,7 +107,8 @@ def read_examples(
       prompts: whether a line may be a prompt alone.
 
     Raises:
-      ValueError: no file; a line that cannot be used, with its number, field and reason; no example at all.
+      ValueError: no file; a line that cannot be used, with its number, field and reason; no example
+        at all.
       OSError: a file that cannot be read or written.
     """
     if model.tokenizer is None:
@@ -193,7 +197,9 @@ def _lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def _encoded(model: Any, prompts: bool, skip_bad: bool, line: tuple[str, bytes]) -> Any:
-    """What `encoded` gives of a line, or None of a blank one. Raises ValueError unless bad lines are left out."""
+    """What `encoded` gives of a line, or None of a blank one. Raises ValueError unless bad lines
+    are left out.
+    """
     where, data = line
     try:
         record = json_line(data, where)
@@ -207,7 +213,8 @@ def _encoded(model: Any, prompts: bool, skip_bad: bool, line: tuple[str, bytes])
 def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[Row], list[str]]:
     """Ids of a line and which of them count, and what is to be said of it.
 
-    A conversation is one example where each answer's prompt begins with the text before it, and several elsewhere.
+    A conversation is one example where each answer's prompt begins with the text before it, and
+    several elsewhere.
 
     Raises:
       ValueError: a line that cannot be used; the message names the field.
@@ -284,7 +291,9 @@ class Bucket(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchMaker:
-    """Makes batch i, a pure function of the fields and i; each epoch of `batches` has every example once."""
+    """Makes batch i, a pure function of the fields and i; each epoch of `batches` has every example
+    once.
+    """
 
     examples: Examples
     seed: int
@@ -362,23 +371,26 @@ def example_batches(
 ) -> Endless:
     """Batches without end, of every example once an epoch, in an order drawn for each epoch.
 
-    Bucketed rows hold one example each, in batches of a few lengths. Packed rows hold as many as fit, the same ones
-    in every epoch. `Endless.make.batches` is the number of batches of an epoch.
+    Bucketed rows hold one example each, in batches of a few lengths. Packed rows hold as many as
+    fit, the same ones in every epoch. `Endless.make.batches` is the number of batches of an epoch.
 
     Args:
       examples: the examples.
       seed: seed of the orders.
       batch_tokens: most positions of a batch, padding included; at least one row.
       length: most positions of a row, T.
-      packed: whether rows are packed; batches then have `positions` and `segments` [B, T], which count from 1.
+      packed: whether rows are packed; batches then have `positions` and `segments` [B, T], which
+        count from 1.
       multiple: number that divides the rows of every batch, such as that of devices.
       prefetch: batches made ahead.
-      block: length of blocks; examples are then filled up to the end of their last block, as far as rows have room.
-      filler: token that does so, and counts where the token before it does: a model learns to end its last block.
+      block: length of blocks; examples are then filled up to the end of their last block, as far as
+        rows have room.
+      filler: token that does so, and counts where the token before it does: a model learns to end
+        its last block.
 
     Returns:
-      An iterator over {"tokens", "targets", "weights"} [B, T], or with `block` {"tokens", "labelled", "positions"};
-      rows that a batch lacks have weights 0.
+      An iterator over {"tokens", "targets", "weights"} [B, T], or with `block` {"tokens",
+      "labelled", "positions"}; rows that a batch lacks have weights 0.
     """
     sizes = np.diff(examples.starts) - 1
     if block is not None:
@@ -414,7 +426,9 @@ def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:
 
 
 def pack(sizes: Sequence[int] | np.ndarray, length: int) -> list[list[int]]:
-    """Numbers of the examples of each row: the longest first, each in the fullest row that has room for it."""
+    """Numbers of the examples of each row: the longest first, each in the fullest row that has room
+    for it.
+    """
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # room and number of each row, ascending
     for example in np.argsort(-np.asarray(sizes), kind="stable"):

@@ -1,4 +1,5 @@
-"""One line of JSON lines: a text, a prompt with its answer, or a conversation, under the names that public data has.
+"""One line of JSON lines: a text, a prompt with its answer, or a conversation, under the names that
+public data has.
 
 ::
 
@@ -7,7 +8,8 @@
     {"prompt": "...", "response": "..."}    or "answer", or "completion"; a prompt may be a list of messages
     {"text": "..."}
 
-Messages may have "tools", "documents" and "chat_template_kwargs" beside them, which reach the chat template.
+Messages may have "tools", "documents" and "chat_template_kwargs" beside them, which reach the chat
+template.
 """
 
 from collections.abc import Mapping
@@ -27,12 +29,13 @@ VARIABLES = ("tools", "documents", "chat_template_kwargs")
 
 
 def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
-    """The content of a line: messages where there are some, whatever else it has. A field that is null is absent.
+    """The content of a line: messages where there are some, whatever else it has. A field that is
+    null is absent.
 
     Returns:
-      (kind, content, answer, passed): "messages", "prompt" or "text"; a text, or of messages an object with them and
-      with what else their template is given; the text that follows a prompt, or None; names of the fields that are
-      passed over.
+      (kind, content, answer, passed): "messages", "prompt" or "text"; a text, or of messages an
+      object with them and with what else their template is given; the text that follows a prompt,
+      or None; names of the fields that are passed over.
 
     Raises:
       ValueError: another line, with the fields that it has and those that are allowed.

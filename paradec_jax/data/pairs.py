@@ -1,12 +1,14 @@
 """Training batches of noisy and clean blocks from stored trajectories.
 
-The noise ratio of an iterate is the share of its block from the first token on that differs from the fixed point:
+The noise ratio of an iterate is the share of its block from the first token on that differs from
+the fixed point:
 
     ratio = (n - f) / n,    f = first offset that differs (n if none)
 
-Block j of a generation gets the iterate whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
-along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681, section 4). The schedule is
-that of the released data, linspace(0, 1, w); the paper has {0, 1/w, ..., (w-1)/w}.
+Block j of a generation gets the iterate whose ratio is nearest to `schedule[j mod w]`, so that
+noise rises and falls along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv
+2512.14681, section 4). The schedule is that of the released data, linspace(0, 1, w); the paper has
+{0, 1/w, ..., (w-1)/w}.
 """
 
 import dataclasses
@@ -41,8 +43,9 @@ class Selection:
     """Chooses a noisy iterate for each block; the defaults are those of the released data.
 
     Attributes:
-      order: "linear" (rising ramp over a window of blocks), "reverse" (falling), "random" (any entry of the ramp
-        for each block) or "uniform" (no ramp: any iterate but the last, as CLLM does).
+      order: "linear" (rising ramp over a window of blocks), "reverse" (falling), "random" (any
+        entry of the ramp for each block) or "uniform" (no ramp: any iterate but the last, as CLLM
+        does).
       window: w, blocks of a ramp, and its number of entries.
     """
 
@@ -66,7 +69,9 @@ class Selection:
     def chosen(
         self, item: Generation, rng: np.random.Generator, first: int = 0
     ) -> Int[np.ndarray, " T"]:
-        """Index of the iterate of each block, which the schedule counts from `first` on: the first of the nearest."""
+        """Index of the iterate of each block, which the schedule counts from `first` on: the first
+        of the nearest.
+        """
         if self.order == "uniform":
             return np.asarray(
                 [rng.integers(max(len(iterates) - 1, 1)) for iterates in item.iterates]
@@ -80,8 +85,9 @@ class Selection:
 def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
-    A generation is dropped if its packed sequence P + 2 T n is longer than `MAX_TOKENS`, if it repeats one token
-    more than `MAX_RUN` times in a row before its first stop token, or if one with the same prompt stands before it.
+    A generation is dropped if its packed sequence P + 2 T n is longer than `MAX_TOKENS`, if it
+    repeats one token more than `MAX_RUN` times in a row before its first stop token, or if one with
+    the same prompt stands before it.
     """
     first: dict[bytes, int] = {}  # index by prompt
     for index, item in enumerate(generations):
@@ -132,7 +138,9 @@ class PairBatchMaker:
 
     @functools.cached_property
     def buckets(self) -> tuple[PairBucket, ...]:
-        """Shapes of batches: one that holds every item, then, one by one, the one that saves most padding."""
+        """Shapes of batches: one that holds every item, then, one by one, the one that saves most
+        padding.
+        """
         sizes, block = self.items[:, 2:], self.trajectories.block
         prompts, pairs = np.quantile(sizes, np.linspace(0.1, 1, 10), axis=0, method="higher").T
         shapes = np.unique([(-(-p // 8) * 8, t) for p in prompts for t in pairs], axis=0)
@@ -172,7 +180,9 @@ class PairBatchMaker:
         )
 
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
-        """Bucket and items of batch `index`; the last batch of a bucket is filled up from its first."""
+        """Bucket and items of batch `index`; the last batch of a bucket is filled up from its
+        first.
+        """
         epoch, place = divmod(index, self.batches)
         number = int(self._rng(MIX, epoch).permutation(self.batches)[place])
         which = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
@@ -199,11 +209,12 @@ class PairBatchMaker:
 
 
 def collate(pairs: Sequence[tuple[Generation, Int[np.ndarray, " T"]]], bucket: PairBucket) -> Batch:
-    """Generations with the chosen iterates as the arrays that losses read, padded with zeros, which count nowhere.
+    """Generations with the chosen iterates as the arrays that losses read, padded with zeros, which
+    count nowhere.
 
     Returns:
-      {"prompt": int32 [B, P], "prompt_lengths": int32 [B], "noisy", "clean": int32 [B, T, n], "pairs": int32 [B],
-      "noisy_real", "clean_real": bool [B, T, n], False at padding}.
+      {"prompt": int32 [B, P], "prompt_lengths": int32 [B], "noisy", "clean": int32 [B, T, n],
+      "pairs": int32 [B], "noisy_real", "clean_real": bool [B, T, n], False at padding}.
     """
     rows, size = len(pairs), pairs[0][0].fixed.shape[1]
     batch: Batch = {
@@ -234,10 +245,12 @@ def pair_batches(
     alone: bool = False,
     multiple: int = 1,
 ) -> Endless:
-    """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
+    """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume
+    it exactly.
 
-    An epoch shuffles the items of each shape, cuts them into batches, and mixes the batches of all shapes. Noise
-    is drawn anew each time. A batch has the arrays of `collate`, B = batch_tokens // (2 (P + T n)) rows.
+    An epoch shuffles the items of each shape, cuts them into batches, and mixes the batches of all
+    shapes. Noise is drawn anew each time. A batch has the arrays of `collate`, B = batch_tokens //
+    (2 (P + T n)) rows.
 
     Args:
       trajectories: the stored generations.
@@ -245,8 +258,8 @@ def pair_batches(
       batch_tokens: positions of a batch, both copies and padding included.
       indices: generations to use, such as those of `kept`, at least one.
       selection: which noisy iterate a block gets; that of the released data by default.
-      alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it) instead of a
-        generation with all of its blocks.
+      alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it)
+        instead of a generation with all of its blocks.
       multiple: number that divides the rows of every batch, such as that of devices.
 
     Raises:

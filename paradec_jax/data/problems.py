@@ -1,11 +1,14 @@
-r"""Problems from files of JSON lines, what is right about an answer, and prompts padded for decoding.
+r"""Problems from files of JSON lines, what is right about an answer, and prompts padded for
+decoding.
 
-A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer`, or `response`, is the text
-that a model should write; without it there is no right text. `steps`, where it is given, counts the steps written in
-the answer. `{"messages": [...]}` is a conversation; its last message is the answer where it is an assistant's. Other
-names of these fields are those of `data.lines`.
+A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer`, or
+`response`, is the text that a model should write; without it there is no right text. `steps`, where
+it is given, counts the steps written in the answer. `{"messages": [...]}` is a conversation; its
+last message is the answer where it is an assistant's. Other names of these fields are those of
+`data.lines`.
 
-A text is right that has the same as the answer by one of `RULES`, which the first answer of a file chooses.
+A text is right that has the same as the answer by one of `RULES`, which the first answer of a file
+chooses.
 """
 
 import dataclasses
@@ -36,7 +39,8 @@ class Problem:
     """One problem.
 
     Attributes:
-      prompt: text that a model reads before it writes; or messages, which a chat template makes a text of.
+      prompt: text that a model reads before it writes; or messages, which a chat template makes a
+        text of.
       solution: text that it should write; None where there is no right one.
       steps: steps written in the solution; None where that is not known.
     """
@@ -54,7 +58,9 @@ def extract_answer(text: str) -> int | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    """What stands between the braces of the last \\boxed{...} of a text, or None where none is closed."""
+    """What stands between the braces of the last \\boxed{...} of a text, or None where none is
+    closed.
+    """
     _, marker, tail = text.rpartition("\\boxed{")
     depth = 1
     for i, letter in enumerate(tail if marker else ""):
@@ -87,11 +93,12 @@ def exact_answers(problems: Sequence[Problem], texts: Sequence[str]) -> Bool[np.
 
 
 def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
-    """Reads problems from a file of JSON lines, or those of the package that are called "unseen" or "tuning".
+    """Reads problems from a file of JSON lines, or those of the package that are called "unseen" or
+    "tuning".
 
     Raises:
-      ValueError: a line that is no such problem or of another form than the first, which the message names, or a file
-        without any.
+      ValueError: a line that is no such problem or of another form than the first, which the
+        message names, or a file without any.
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
@@ -146,7 +153,8 @@ def encode_prompts(
     bucket: int = 32,
     may_be_empty: bool = False,
 ) -> tuple[Int32[np.ndarray, "B P"], Int32[np.ndarray, " B"]]:
-    """Prompts as one bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
+    """Prompts as one bos + ids, padded on the right to P: the longest, rounded up to a multiple of
+    `bucket`.
 
     Args:
       prompts: texts, or problems whose `prompt` is meant; at least one.

@@ -1,4 +1,5 @@
-"""Plain text as training batches: characters or any tokenizer.json, a held-out end, windows and packed documents.
+"""Plain text as training batches: characters or any tokenizer.json, a held-out end, windows and
+packed documents.
 
 ::
 
@@ -6,7 +7,8 @@
     window  a stretch of `length` ids, from anywhere in the text
     packed  [BOS] length - 2 ids of documents, each of which ends in EOS [EOS]        (MDLM; arXiv 2406.07524)
 
-`Endless(WindowMaker(...), digest=text.digest)` iterates over batches, which are functions of a seed and their number.
+`Endless(WindowMaker(...), digest=text.digest)` iterates over batches, which are functions of a seed
+and their number.
 """
 
 import dataclasses
@@ -32,7 +34,8 @@ GROUP = 1000  # documents that are packed together
 
 
 def character_tokenizer(text: str) -> Tokenizer:
-    """A token for each character of a text, in their order, and last the mask, which also stands for all others.
+    """A token for each character of a text, in their order, and last the mask, which also stands
+    for all others.
 
     A denoiser takes no mask in a prompt, and so no character that it does not know.
     """
@@ -48,7 +51,8 @@ def character_tokenizer(text: str) -> Tokenizer:
 def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
     """Special tokens of a model on `character_tokenizer`.
 
-    A denoiser ("own") has the last token as its mask; to a model that predicts the "next" token it is begin-of-text.
+    A denoiser ("own") has the last token as its mask; to a model that predicts the "next" token it
+    is begin-of-text.
     """
     last = tokenizer.vocab_size - 1
     return (
@@ -73,13 +77,16 @@ class Text:
 
 
 def documents(path: str | Path) -> list[str]:
-    """The documents of a file: the `text` of each line of a .jsonl file, else what `<|endoftext|>` parts.
+    """The documents of a file: the `text` of each line of a .jsonl file, else what `<|endoftext|>`
+    parts.
 
-    A byte order mark at the file's begin is no part of a text, and documents of white space alone are left out.
+    A byte order mark at the file's begin is no part of a text, and documents of white space alone
+    are left out.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: a line that is no object with a text, a file that is not UTF-8, or one without any text.
+      ValueError: a line that is no object with a text, a file that is not UTF-8, or one without any
+        text.
     """
     path = Path(path)
     if not path.is_file():
@@ -105,8 +112,8 @@ def read_text(
     Args:
       path: of the file (`documents`).
       tokenizer: what makes the ids; characters when None.
-      held_out: share of the text's characters, or of its documents where there are several, that is held out: the
-        last ones.
+      held_out: share of the text's characters, or of its documents where there are several, that is
+        held out: the last ones.
 
     Raises:
       FileNotFoundError: no such file.
@@ -135,11 +142,13 @@ def read_text(
 def pack(
     texts: Iterable[Sequence[int] | np.ndarray], length: int, *, bos: int, eos: int
 ) -> Int32[np.ndarray, "N L"]:
-    """Documents as rows of one length: each ends in EOS, all follow one another, and the row breaks fall anywhere.
+    """Documents as rows of one length: each ends in EOS, all follow one another, and the row breaks
+    fall anywhere.
 
     Each row begins with BOS and ends with EOS, around L - 2 ids.
 
-    As in MDLM every thousand documents are packed by themselves, and what does not fill a row there is dropped.
+    As in MDLM every thousand documents are packed by themselves, and what does not fill a row there
+    is dropped.
 
     Args:
       texts: ids of documents, without special tokens.
@@ -169,7 +178,8 @@ def pack(
 def windows(
     ids: Int32[np.ndarray, " N"], length: int, count: int | None = None
 ) -> Int32[np.ndarray, "N L"]:
-    """Stretches of a text that do not overlap, spread evenly over it: `count` of them, as many as fit when None.
+    """Stretches of a text that do not overlap, spread evenly over it: `count` of them, as many as
+    fit when None.
 
     Raises:
       ValueError: a text shorter than one, or more than fit.
@@ -186,7 +196,8 @@ def windows(
 class WindowMaker:
     """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i.
 
-    With `counted` the rows of a denoiser say which ids count, `labelled` and `weights`; else all do.
+    With `counted` the rows of a denoiser say which ids count, `labelled` and `weights`; else all
+    do.
     """
 
     ids: Int32[np.ndarray, " N"]
@@ -225,7 +236,9 @@ class WindowMaker:
 
 
 def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
-    """Rows for a denoiser, {"tokens", "weights"}, or after `bos` for a model of the next token, with "targets"."""
+    """Rows for a denoiser, {"tokens", "weights"}, or after `bos` for a model of the next token,
+    with "targets".
+    """
     weights = np.ones(rows.shape, np.float32)
     if bos is None:
         return {"tokens": rows, "weights": weights}

@@ -1,4 +1,5 @@
-"""Jacobi trajectories on disk: a folder of memory-mapped shards, each of which appears whole or not at all.
+"""Jacobi trajectories on disk: a folder of memory-mapped shards, each of which appears whole or not
+at all.
 
 ::
 
@@ -6,8 +7,9 @@
     shard-00000.npy   int32: M, the ends of the M rows, the rows one after the other, a digest
     row               id, tokens of text, P, T, then [T] iterates of each block, the prompt [P], all iterates [X, n]
 
-A generation is stored once, with all of its blocks: each follows the prompt and the fixed points before it. A row
-without a block (T = 0) says that its prompt was decoded and gave none, so that nobody decodes it again.
+A generation is stored once, with all of its blocks: each follows the prompt and the fixed points
+before it. A row without a block (T = 0) says that its prompt was decoded and gave none, so that
+nobody decodes it again.
 """
 
 import dataclasses
@@ -55,7 +57,9 @@ class Generation:
         return np.stack([iterates[-1] for iterates in self.iterates])
 
     def alone(self, place: int) -> "Generation":
-        """One of its blocks as a generation of its own: what comes before the block is part of the prompt."""
+        """One of its blocks as a generation of its own: what comes before the block is part of the
+        prompt.
+        """
         fixed = self.fixed
         prompt = np.concatenate([self.prompt, fixed[:place].reshape(-1)])
         length = min(self.length - fixed[:place].size, fixed.shape[1])
@@ -63,7 +67,8 @@ class Generation:
 
 
 def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any]) -> None:
-    """Begins a folder, or goes on with one of the same block size and settings, which JSON can hold.
+    """Begins a folder, or goes on with one of the same block size and settings, which JSON can
+    hold.
 
     Raises:
       TrajectoryError: the folder was begun with others.
@@ -100,7 +105,9 @@ def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) ->
 
 
 def _digest(path: Path, shard: np.ndarray) -> np.ndarray:
-    """SHA-256 of a shard, its name and its folder's index: that of another folder is no shard of this one."""
+    """SHA-256 of a shard, its name and its folder's index: that of another folder is no shard of
+    this one.
+    """
     about = f"{path.name}{read_index(path.parent)}".encode()
     return np.frombuffer(hashlib.sha256(about + shard.tobytes()).digest(), np.int32)
 

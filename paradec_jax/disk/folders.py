@@ -1,4 +1,6 @@
-"""Folders that appear whole or not at all, and where models lie: at a path, bundled, or on the Hugging Face Hub."""
+"""Folders that appear whole or not at all, and where models lie: at a path, bundled, or on the
+Hugging Face Hub.
+"""
 
 import contextlib
 import json
@@ -16,7 +18,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(.+))?")  # org/name@revision
-# In a folder that `staged` has written: digests of its files by their names, and by its own the mark of its run.
+# In a folder that `staged` has written: digests of its files by their names, and by its own the
+# mark of its run.
 MARKER = ".paradec.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -36,10 +39,11 @@ class StoreError(ValueError):
 def staged(
     folder: str | os.PathLike[str], *, overwrite: bool = False, run: str | None = None
 ) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends well and vanishes when it does not.
+    """A new folder that takes the place of `folder` when the block ends well and vanishes when it
+    does not.
 
-    An exception at any moment, a signal's too, leaves the old folder or the new one. What a killed writer left beside
-    it goes with the next write.
+    An exception at any moment, a signal's too, leaves the old folder or the new one. What a killed
+    writer left beside it goes with the next write.
 
     Args:
       folder: path of the folder; parents are made.
@@ -50,7 +54,8 @@ def staged(
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # What is being written is marked so, in a folder of a name that nobody can guess, which nobody else can enter.
+    # What is being written is marked so, in a folder of a name that nobody can guess, which nobody
+    # else can enter.
     start, mine = f".{folder.name}.", {"writes": folder.name}
     scratch = Path(tempfile.mkdtemp(prefix=start, dir=folder.parent))
     new, old = scratch / "new", scratch / "old"
@@ -83,7 +88,8 @@ def staged(
 
 
 def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = None) -> None:
-    """Refuses a folder that `staged` may not replace: one with anything in it that `staged` has not written.
+    """Refuses a folder that `staged` may not replace: one with anything in it that `staged` has not
+    written.
 
     Args:
       folder: path of the folder.
@@ -128,7 +134,9 @@ def foreign(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """A folder is this block's alone; where the file system has no locks, nobody is refused. Raises StoreError."""
+    """A folder is this block's alone; where the file system has no locks, nobody is refused. Raises
+    StoreError.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         lock(descriptor)
@@ -142,9 +150,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
-    """The folder or file itself, else the bundled model of that bare name, else the copy of org/name[@revision].
+    """The folder or file itself, else the bundled model of that bare name, else the copy of
+    org/name[@revision].
 
-    The copy lies in the cache of `huggingface_hub`, which brings what is missing and obeys HF_HUB_OFFLINE.
+    The copy lies in the cache of `huggingface_hub`, which brings what is missing and obeys
+    HF_HUB_OFFLINE.
 
     Raises:
       StoreError: when there is none.

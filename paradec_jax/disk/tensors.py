@@ -89,8 +89,8 @@ def open_tensors(path: Path) -> dict[str, Lazy]:
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     """Writes STEM.safetensors, or shards of at most `MAX_SHARD_BYTES` (or one tensor) each.
 
-    Tensors are arrays on a device or on the host, or `Lazy` ones. Returned are the names of the files, each with
-    those of its tensors.
+    Tensors are arrays on a device or on the host, or `Lazy` ones. Returned are the names of the
+    files, each with those of its tensors.
 
     Raises:
       StoreError: a file that cannot be written.

@@ -4,9 +4,9 @@ All ids of a row but the span's are seen as they are::
 
     -log p(scored | seen)  <=  E over t of  w(t) * sum over hidden positions of -log p(x_i | the rest of the row)
 
-where each scored position is hidden with the probability m(t) and w(t) = m'(t) / m(t) of the log-linear schedule
-(MDLM; Sahoo et al. 2024, arXiv 2406.07524). The expectation is the mean over K draws whose times lie evenly,
-`(u + k / K) mod 1` with one u a row.
+where each scored position is hidden with the probability m(t) and w(t) = m'(t) / m(t) of the
+log-linear schedule (MDLM; Sahoo et al. 2024, arXiv 2406.07524). The expectation is the mean over K
+draws whose times lie evenly, `(u + k / K) mod 1` with one u a row.
 """
 
 import dataclasses
@@ -40,10 +40,12 @@ class Bound:
 
     Attributes:
       nats: -log p, or the mean over draws of its upper bound.
-      error: standard error of the bound, as if times were drawn one by one; evenly spread ones do no worse.
+      error: standard error of the bound, as if times were drawn one by one; evenly spread ones do
+        no worse.
       count: scored positions.
-      greedy: whether the most probable tokens are those of the span: one after the other where the model predicts the
-        next token, all at once from what is seen where it fills masks. None where that was not asked.
+      greedy: whether the most probable tokens are those of the span: one after the other where the
+        model predicts the next token, all at once from what is seen where it fills masks. None
+        where that was not asked.
     """
 
     nats: float
@@ -58,7 +60,9 @@ def is_exact(model: Model) -> bool:
 
 
 def mask_of(model: Model) -> int:
-    """The mask of a model that fills masks from all other positions. Raises ValueError for any other model."""
+    """The mask of a model that fills masks from all other positions. Raises ValueError for any
+    other model.
+    """
     spec, visibility = model.token_spec, model.network.visibility
     if spec.mask is None or spec.alignment != "own" or visibility != "full":
         raise ValueError(
@@ -80,7 +84,8 @@ def score_spans(
 ) -> list[Bound]:
     """What each span costs, exactly where the model predicts the next token.
 
-    The seed is that of draws and of initial latent states; all else as in `bounds` and `log_likelihoods`.
+    The seed is that of draws and of initial latent states; all else as in `bounds` and
+    `log_likelihoods`.
 
     Raises:
       ValueError: spans that do not fit, or a model that has neither likelihoods nor bounds.
@@ -123,8 +128,9 @@ def bounds(
       draws: K, at least 2.
       batch: rows of a call; each draw of a text is one.
       seed: seed of times and masks.
-      streams: a number for each row, its own place among the rows when None. Rows of one number share times and
-        masks, position by position: what is compared, such as the choices of a question, differs then by less noise.
+      streams: a number for each row, its own place among the rows when None. Rows of one number
+        share times and masks, position by position: what is compared, such as the choices of a
+        question, differs then by less noise.
 
     Raises:
       ValueError: a row that is too long or scores nothing, or a number out of range.
@@ -208,7 +214,9 @@ def _score(
 
 
 def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[int, ...]]:
-    """The most probable token of each scored position, all of a span hidden at once, in one call of the network."""
+    """The most probable token of each scored position, all of a span hidden at once, in one call of
+    the network.
+    """
     network, mask = model.network, mask_of(model)
     params = network.prepare(model.params)
     filled: list[tuple[int, ...]] = [()] * len(spans)
@@ -228,7 +236,9 @@ def _best(
     ids: Int[Array, "B T"] | Int[np.ndarray, "B T"],
     ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
 ) -> Int[Array, "B T"]:
-    """The most probable token at each position of rows whose scored positions are hidden, and padding unseen."""
+    """The most probable token at each position of rows whose scored positions are hidden, and
+    padding unseen.
+    """
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     length, start, stop = (jnp.asarray(ends)[:, i, None] for i in range(3))
     hidden = jnp.where((positions >= start) & (positions < stop), mask, jnp.asarray(ids))

@@ -20,7 +20,9 @@ from paradec_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A row to be: a model with a tokenizer, the name that the table has for it, and the decoder that runs it."""
+    """A row to be: a model with a tokenizer, the name that the table has for it, and the decoder
+    that runs it.
+    """
 
     name: str
     model: Model
@@ -63,10 +65,12 @@ class Prompts:
 def prompts_of(
     model: Model, problems: Sequence[Problem | str], seed: int, budget: int | None
 ) -> Prompts:
-    """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
+    """Prompts in one buffer; without a budget there is room for the longest reference solution and
+    its end.
 
     Raises:
-      ValueError: no tokenizer, no problem, a too long one, or problems without a solution and no budget.
+      ValueError: no tokenizer, no problem, a too long one, or problems without a solution and no
+        budget.
     """
     tokenizer = tokenizer_of(model)
     if not problems:
@@ -89,7 +93,8 @@ def prompts_of(
 
 
 def empty_prompts(model: Model, count: int, length: int, seed: int) -> Prompts:
-    """What texts of `length` tokens begin with: nothing, or begin-of-text where the model predicts the next token.
+    """What texts of `length` tokens begin with: nothing, or begin-of-text where the model predicts
+    the next token.
 
     No stop token ends such a text.
 

@@ -1,4 +1,5 @@
-"""Decoders side by side: their answers to the same problems, or the texts that they draw, as rows of one table.
+"""Decoders side by side: their answers to the same problems, or the texts that they draw, as rows
+of one table.
 
 Problem or text i draws with `fold_in(key(seed), i)` whatever row, batch or call it is in.
 """
@@ -49,12 +50,15 @@ class Comparison:
     """What `compare` and `compare_texts` return.
 
     Attributes:
-      rows: one dictionary a source, as `paradec compare --json` prints them, and last one of real text.
+      rows: one dictionary a source, as `paradec compare --json` prints them, and last one of real
+        text.
       texts: texts of each row.
       facts: machine and program (`facts.facts`); for answers the dtypes of the parameters too.
-      exact: which problems each source got right, bool [sources, N]; None of what has no right answer.
+      exact: which problems each source got right, bool [sources, N]; None of what has no right
+        answer.
       calls: network calls of each problem, int [sources, N]; None of texts.
-      baseline: what the baseline wrote, for a further `compare` of the same problems; None of texts.
+      baseline: what the baseline wrote, for a further `compare` of the same problems; None of
+        texts.
     """
 
     rows: list[Row]
@@ -79,15 +83,18 @@ def compare(
     before: Comparison | None = None,
     report: Report = SILENT,
 ) -> Comparison:
-    """Decodes problems with every source: all of them in batches for answers, some one by one for speed.
+    """Decodes problems with every source: all of them in batches for answers, some one by one for
+    speed.
 
     Args:
-      sources: rows of the table, exactly one of them the baseline; their models share tokenizer and shape.
+      sources: rows of the table, exactly one of them the baseline; their models share tokenizer and
+        shape.
       problems: at least one; texts need a `budget`, and a `score` of their own or None.
       seed: seed of all draws.
       budget: new tokens of a problem at most; room for the longest reference solution when None.
       score: function that says which of the generated texts are right; None where none is.
-      judge: model that says how probable the texts are after their prompts (`judge_answers`), or None.
+      judge: model that says how probable the texts are after their prompts (`judge_answers`), or
+        None.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each source.
       rows: problems of a batch, at most.
@@ -157,21 +164,24 @@ def compare_texts(
     seed: int = 0,
     report: Report = SILENT,
 ) -> Comparison:
-    """Draws texts of every source from nothing, measures them all alike, and real texts of the same length last.
+    """Draws texts of every source from nothing, measures them all alike, and real texts of the same
+    length last.
 
     Args:
       sources: rows of the table; their models share a tokenizer.
-      judge: model that predicts the next token; with the same tokenizer it reads ids, else the texts.
+      judge: model that predicts the next token; with the same tokenizer it reads ids, else the
+        texts.
       judge_name: name of the judge in the rows.
-      held_out: ids of real texts that neither a source nor the judge was trained on; without them there is no row of
-        real text and no reverse perplexity.
+      held_out: ids of real texts that neither a source nor the judge was trained on; without them
+        there is no row of real text and no reverse perplexity.
       length: tokens of a text.
       samples: texts of a row.
       seed, report: see `compare`.
 
     Raises:
-      ValueError: sources of several tokenizers, a number below its least, texts shorter than one piece or
-        with characters that the models do not know, or what decoder, model or judge refuse.
+      ValueError: sources of several tokenizers, a number below its least, texts shorter than one
+        piece or with characters that the models do not know, or what decoder, model or judge
+        refuse.
     """
     check_number("length", length, 4)
     check_number("samples", samples)
@@ -186,7 +196,8 @@ def compare_texts(
     masks = {source.model.token_spec.mask for source in sources}
     if not all(masks.isdisjoint(ids) for ids in held_out):
         raise ValueError("the real texts hold characters that the models do not know")
-    # Pieces do not overlap, and what is left at the end of a text is left out; those kept are evenly spread.
+    # Pieces do not overlap, and what is left at the end of a text is left out; those kept are
+    # evenly spread.
     pieces = [
         ids[at : at + length] for ids in held_out for at in range(0, len(ids) - length + 1, length)
     ]
@@ -217,8 +228,8 @@ def draw(
     """Draws texts of `length` tokens from nothing, at most `rows` in a batch.
 
     Returns:
-      The ids of each text, and a row of where they come from and what they cost: network calls of a text, and the
-      median seconds of a batch over the texts in it.
+      The ids of each text, and a row of where they come from and what they cost: network calls of a
+      text, and the median seconds of a batch over the texts in it.
 
     Raises:
       ValueError: what the decoder refuses, or a model that cannot start a text.
@@ -255,7 +266,9 @@ def real_row(length: int) -> Row:
 
 
 def write_texts(folder: Path, compared: Comparison) -> None:
-    """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts"."""
+    """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under
+    "texts".
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for i, (row, texts) in enumerate(zip(compared.rows, compared.texts, strict=True)):
         words = [
@@ -273,7 +286,9 @@ def write_texts(folder: Path, compared: Comparison) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Decoded:
-    """Ids of N texts, what each cost [N], the seconds of each batch, and what a judge says (`judge_answers`)."""
+    """Ids of N texts, what each cost [N], the seconds of each batch, and what a judge says
+    (`judge_answers`).
+    """
 
     ids: list[list[int]]
     counts: dict[str, np.ndarray]
@@ -282,7 +297,9 @@ class _Decoded:
 
 
 def _batches(prompts: Prompts, rows: int) -> list[np.ndarray]:
-    """Numbers of the prompts of each batch: equally many, about equally long, the last batch filled up."""
+    """Numbers of the prompts of each batch: equally many, about equally long, the last batch filled
+    up.
+    """
     order = np.argsort(prompts.lengths, kind="stable")
     count = -(-len(order) // rows)
     rows = -(-len(order) // count)
@@ -315,7 +332,9 @@ def _judged(
     answers: Sequence[_Decoded],
     base: _Decoded,
 ) -> list[_Decoded]:
-    """Answers with what a judge says of them; no text is judged twice, and what was said of the baseline's stays."""
+    """Answers with what a judge says of them; no text is judged twice, and what was said of the
+    baseline's stays.
+    """
     before = [row[:n].tolist() for row, n in zip(prompts.tokens, prompts.lengths, strict=True)]
     known: dict[Any, Any] = {}
     if base.judged is not None:
@@ -347,7 +366,9 @@ def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
 
 
 def _right_fields(exact: Any, base_exact: Any) -> Row:
-    """Right answers of one setting, and how they differ from the baseline's; None each where none is right."""
+    """Right answers of one setting, and how they differ from the baseline's; None each where none
+    is right.
+    """
     names = ["exact", "interval", "difference", "difference_interval"]
     names += ["only_here_exact", "only_baseline_exact"]
     if exact is None:
@@ -381,9 +402,10 @@ def _answer_fields(answers: _Decoded, base: _Decoded) -> Row:
 def _work_fields(decoder: Any, answers: _Decoded, lengths: Any) -> Row:
     """Positions, calls of a residual head and floating-point operations per token.
 
-    Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer. A call
-    of the head reads one block and asks the output matrix for its scores; the first one reads the prompt's whole
-    blocks too. None of networks with recurrences, or that do not say what a call costs.
+    Operations are estimated (`work` of the networks): every position sees the prompt and half of
+    the answer. A call of the head reads one block and asks the output matrix for its scores; the
+    first one reads the prompt's whole blocks too. None of networks with recurrences, or that do not
+    say what a call costs.
     """
     network, tokens = decoder.network, sum(map(len, answers.ids))
     positions = answers.counts[POSITIONS]
@@ -405,7 +427,9 @@ def _work_fields(decoder: Any, answers: _Decoded, lengths: Any) -> Row:
 
 
 def _speed_fields(speed: Speed, baseline: Speed) -> Row:
-    """What the timed calls say of one setting, and the ratios to the baseline that was timed in turns with it."""
+    """What the timed calls say of one setting, and the ratios to the baseline that was timed in
+    turns with it.
+    """
     whole, interval = speedup(speed.generated, speed.each, baseline.generated, baseline.each)
     # Without the prompts, and without the token that each of them predicts.
     later, base_later = (np.subtract(of.generated, of.batch) for of in (speed, baseline))

@@ -9,10 +9,11 @@
     lm = DecoderLM(pd.load("tiny-recurrent"), pd.Wavefront())
     lm_eval.simple_evaluate(model=lm, tasks=[...])
 
-Likelihoods come from the network at its default recurrence and are the same for every decoder; only generated
-text depends on the decoder. They are exact where the model predicts the next token. One that fills masks has none; it
-answers with a lower bound (`evaluate.bound`) and says so: it warns, and `DecoderLM.likelihood` is "bound". Equal
-contexts share their draws, so that all choices are hidden alike.
+Likelihoods come from the network at its default recurrence and are the same for every decoder; only
+generated text depends on the decoder. They are exact where the model predicts the next token. One
+that fills masks has none; it answers with a lower bound (`evaluate.bound`) and says so: it warns,
+and `DecoderLM.likelihood` is "bound". Equal contexts share their draws, so that all choices are
+hidden alike.
 """
 
 import hashlib
@@ -54,10 +55,12 @@ class DecoderLM(LM):
           knobs: knobs of the decoder; a request's sampling arguments take the place of theirs.
           rows: requests answered together.
           seed: seed of initial states and of all draws.
-          draws: draws of the bound on each likelihood, 32 when None; left out where likelihoods are exact.
+          draws: draws of the bound on each likelihood, 32 when None; left out where likelihoods are
+            exact.
 
         Raises:
-          ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws where there are none.
+          ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws where
+            there are none.
         """
         super().__init__()
         tokenizer_of(model)
@@ -66,7 +69,8 @@ class DecoderLM(LM):
             raise ValueError("this model's likelihoods are exact, so draws must be left out")
         self.model, self.setting = model, Setting(type(decoder).__name__, decoder, knobs)
         self.rows, self.seed, self.draws = rows, seed, DRAWS if draws is None else draws
-        # Tokens that may follow a row's first: a model that fills masks has to read the last one too.
+        # Tokens that may follow a row's first: a model that fills masks has to read the last one
+        # too.
         self.room = model.network.max_length - (self.likelihood == "bound")
         if self.likelihood == "bound":
             mask_of(model)
@@ -79,7 +83,9 @@ class DecoderLM(LM):
         return ""
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """(Log-likelihood in nats or a lower bound, whether the model would write it) of (context, continuation)."""
+        """(Log-likelihood in nats or a lower bound, whether the model would write it) of (context,
+        continuation).
+        """
         tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
         pairs = [request.args for request in requests]
         spans = [continuation_span(tokenizer, spec, a, b, self.room) for a, b in pairs]

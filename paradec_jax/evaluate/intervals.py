@@ -1,4 +1,6 @@
-"""Uncertainty of shares (Wilson), of paired differences on the same problems, of ratios of sums, and of measures."""
+"""Uncertainty of shares (Wilson), of paired differences on the same problems, of ratios of sums,
+and of measures.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +32,9 @@ class Paired(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`."""
+    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 +
+    z^2/n)`.
+    """
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
     interval = _binomial_test(successes, trials).proportion_ci(method="wilson")
@@ -40,8 +44,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> Paired:
     """Difference of two methods from which of the same problems each got right.
 
-    The interval is Wald's with half a problem added to each of the four cells (Agresti and Min, 2005), so
-    that it keeps a width where the methods never differ.
+    The interval is Wald's with half a problem added to each of the four cells (Agresti and Min,
+    2005), so that it keeps a width where the methods never differ.
     """
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if first.shape != second.shape or first.ndim != 1 or not first.size:
@@ -88,14 +92,16 @@ def speedup(
 
         R = (sum_i a_i / median_p sum_i s_pi) / (sum_i b_i / median_p sum_i t_pi)
 
-    A resample draws the N calls and the passes anew, each with replacement and alike for both decoders, which were
-    timed in turns. A single call or a single pass shows no spread of its own: the range is then too narrow.
+    A resample draws the N calls and the passes anew, each with replacement and alike for both
+    decoders, which were timed in turns. A single call or a single pass shows no spread of its own:
+    the range is then too narrow.
 
     Args:
       tokens, seconds: [N] and [passes, N] of the one decoder.
       base_tokens, base_seconds: [N] and [passes, N] of the other decoder.
-      less, base_less: [passes, N], seconds whose own median is taken away from that of `seconds`; where a resample
-        leaves nothing above 0, the spread has no end, and the range is (0, infinity).
+      less, base_less: [passes, N], seconds whose own median is taken away from that of `seconds`;
+        where a resample leaves nothing above 0, the spread has no end, and the range is (0,
+        infinity).
 
     Raises:
       ValueError: other shapes, nothing measured, or seconds that are not above 0.
@@ -138,10 +144,12 @@ def ends(interval: Sequence[float]) -> list[float | None]:
 
 
 def bootstrap(above: Numbers, below: Numbers | None = None) -> tuple[float, float]:
-    """95% range of `sum a / sum b` over N independent samples, by bootstrap over them; of the mean of a without b.
+    """95% range of `sum a / sum b` over N independent samples, by bootstrap over them; of the mean
+    of a without b.
 
-    A resample draws N samples with replacement; the ends are percentiles of the ratio. A resample without anything
-    below leaves no end: the range is then the whole line, as it is for a single sample.
+    A resample draws N samples with replacement; the ends are percentiles of the ratio. A resample
+    without anything below leaves no end: the range is then the whole line, as it is for a single
+    sample.
     """
     a, b = _vectors(above, np.ones_like(above, np.float64) if below is None else below)
     # How often each sample is drawn, instead of which ones: two products give all resamples.
@@ -156,12 +164,14 @@ def bootstrap(above: Numbers, below: Numbers | None = None) -> tuple[float, floa
 def jackknife(
     measure: Callable[[np.ndarray], float], samples: int, *, groups: int = 20
 ) -> tuple[float, float]:
-    """95% interval of a measure of N independent samples, from its values with each group of them left out::
+    """95% interval of a measure of N independent samples, from its values with each group of them
+    left out::
 
         v -+ z sqrt((G - 1) / G sum_g (v_g - mean v)^2)
 
-    For measures that a bootstrap would bias because it draws samples twice: copies lower an entropy, whatever the
-    law. Sample i belongs to group i mod G, and `measure` takes the samples that are kept, bool [N].
+    For measures that a bootstrap would bias because it draws samples twice: copies lower an
+    entropy, whatever the law. Sample i belongs to group i mod G, and `measure` takes the samples
+    that are kept, bool [N].
     """
     if samples < 1 or groups < 2:
         raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")

@@ -1,4 +1,5 @@
-"""Generative perplexity: how surprised a causal model is by sampled texts, always beside how varied they are.
+"""Generative perplexity: how surprised a causal model is by sampled texts, always beside how varied
+they are.
 
 With the judge's loss `l_ij = -log p(x_ij | x_i,<j)` of token j of sample i, by name::
 
@@ -6,9 +7,10 @@ With the judge's loss `l_ij = -log p(x_ij | x_i,<j)` of token j of sample i, by 
     "mdlm"   exp( sum_ij c_ij l_ij / sum_ij c_ij )         each token counts alike, end-of-text tokens but the first
                                                            of a sample left out (c = 0)
 
-SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524; both as released.
-SDTT hands a judge of the same vocabulary the ids as they are, nothing before them, so that the first token
-has no loss (`begin` changes that). MDLM always goes through the text.
+SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524;
+  both as released.
+SDTT hands a judge of the same vocabulary the ids as they are, nothing before them, so that the
+first token has no loss (`begin` changes that). MDLM always goes through the text.
 """
 
 import dataclasses
@@ -70,13 +72,13 @@ def judge_ids(
       judge: a model that predicts the next token.
       samples: ids, none above the judge's vocabulary and no sample longer than the judge.
       definition: "sdtt" or "mdlm".
-      begin: whether the judge's begin-of-text stands before each sample, so that the first token is judged too; for
-        judges that have not seen texts without.
+      begin: whether the judge's begin-of-text stands before each sample, so that the first token is
+        judged too; for judges that have not seen texts without.
       batch: samples of a call.
 
     Raises:
-      ValueError: an unknown definition, a judge that predicts something else or has no begin-of-text, samples that do
-        not fit it, or none with 4 tokens.
+      ValueError: an unknown definition, a judge that predicts something else or has no
+        begin-of-text, samples that do not fit it, or none with 4 tokens.
     """
     check_judge(judge, definition)
     network = judge.network
@@ -98,10 +100,11 @@ def judge_ids(
 def judge_texts(
     judge: Model, texts: Sequence[str], *, definition: str = "mdlm", batch: int = 8
 ) -> Judgement:
-    """Judges texts, split into tokens by the judge's tokenizer, its begin-of-text before each if it has one.
+    """Judges texts, split into tokens by the judge's tokenizer, its begin-of-text before each if it
+    has one.
 
-    What is longer than the judge loses its end, as MDLM does it. Arguments and errors as for `judge_ids`, and a
-    judge without a tokenizer.
+    What is longer than the judge loses its end, as MDLM does it. Arguments and errors as for
+    `judge_ids`, and a judge without a tokenizer.
     """
     check_judge(judge, definition)
     begin = judge.token_spec.bos is not None
@@ -116,7 +119,8 @@ def judge_answers(
 ) -> Float[np.ndarray, "N 2"]:
     """Log-probability in nats of each answer after its prompt, and how many tokens it has, [N, 2].
 
-    A judge of another tokenizer reads texts without special tokens. A prompt too long for it loses its beginning.
+    A judge of another tokenizer reads texts without special tokens. A prompt too long for it loses
+    its beginning.
 
     Args:
       judge: a model that predicts the next token, with a tokenizer; else a ValueError.
@@ -160,7 +164,9 @@ def summed(
 
 
 def check_judge(judge: Model, definition: str) -> None:
-    """Refuses an unknown definition, and a model that does not predict the next token. Raises ValueError."""
+    """Refuses an unknown definition, and a model that does not predict the next token. Raises
+    ValueError.
+    """
     if definition not in DEFINITIONS:
         raise ValueError(f"definition must be one of {', '.join(DEFINITIONS)}, not {definition!r}")
     if judge.network.visibility != "causal" or judge.token_spec.alignment != "next":
@@ -194,7 +200,8 @@ def _judgement(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextJudge:
-    """All measures of a row of texts: those of a judge, their variety, and what of real texts they miss.
+    """All measures of a row of texts: those of a judge, their variety, and what of real texts they
+    miss.
 
     Attributes:
       judge, judge_name: a model that predicts the next token.
@@ -232,7 +239,9 @@ class TextJudge:
         return [self.tokenizer.decode(row, skip_special=True) for row in ids]
 
     def judgement(self, ids: Samples) -> Judgement:
-        """What the judge says; the texts that it reads keep end-of-text only where its definition counts one."""
+        """What the judge says; the texts that it reads keep end-of-text only where its definition
+        counts one.
+        """
         options: dict[str, Any] = {"definition": self.definition, "batch": self.batch}
         if self.reads_ids:
             return judge_ids(
@@ -243,7 +252,9 @@ class TextJudge:
         return judge_texts(self.judge, [text.strip() for text in self.texts(ids)], **options)
 
     def measures(self, ids: Samples, judged: Judgement | None = None) -> dict[str, Any]:
-        """Fields of a row that need no real texts; `judged` is what `judgement` has said of the ids."""
+        """Fields of a row that need no real texts; `judged` is what `judgement` has said of the
+        ids.
+        """
         judged = self.judgement(ids) if judged is None else judged
         group = self.texts(ids)[:BLEU_TEXTS]
         bleu = self_bleu(group) if has_sacrebleu() and len(group) > 1 else None
@@ -268,7 +279,9 @@ class TextJudge:
         return _reverse_fields(value, sum(map(len, ids)))
 
     def reverse_of_real(self, pieces: Samples) -> dict[str, Any]:
-        """Reverse perplexity of real text, one half of its pieces against the other and the other way round."""
+        """Reverse perplexity of real text, one half of its pieces against the other and the other
+        way round.
+        """
         halves = pieces[::2], pieces[1::2]
         if not halves[1]:
             return _reverse_fields(None, 0)

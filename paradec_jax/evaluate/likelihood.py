@@ -7,9 +7,10 @@ A span is a run of ids of a text that is scored::
 
     log p(span) = sum over scored ids of  log softmax(logits(ids before it))[id]
 
-with the network's default recurrence, no cache, and float32 log-probabilities. Rows are padded on the right to
-powers of two, which a causal network does not see. The initial latent state of a position is drawn from the seed
-and the position alone, so that all texts are scored from the same states.
+with the network's default recurrence, no cache, and float32 log-probabilities. Rows are padded on
+the right to powers of two, which a causal network does not see. The initial latent state of a
+position is drawn from the seed and the position alone, so that all texts are scored from the same
+states.
 """
 
 import dataclasses
@@ -52,7 +53,8 @@ class Span:
 
 
 def prefix(spec: TokenSpec) -> int:
-    """The id that a text without a context starts from: begin-of-text, or else the first stop token.
+    """The id that a text without a context starts from: begin-of-text, or else the first stop
+    token.
 
     Raises:
       ValueError: the checkpoint has neither.
@@ -69,10 +71,11 @@ def continuation_span(
 ) -> Span:
     """The span of a continuation after a context, which may be empty.
 
-    As in lm-eval's own models, white space at the end of the context counts as the continuation's, and the
-    continuation's ids are those of both texts together after those that the context has by itself. Where both
-    together do not begin with these, lm-eval loses letters; here the continuation is then split by itself. Where a
-    row is longer than the model, it loses ids on the left, begin-of-text first.
+    As in lm-eval's own models, white space at the end of the context counts as the continuation's,
+    and the continuation's ids are those of both texts together after those that the context has by
+    itself. Where both together do not begin with these, lm-eval loses letters; here the
+    continuation is then split by itself. Where a row is longer than the model, it loses ids on the
+    left, begin-of-text first.
 
     Raises:
       ValueError: a continuation longer than the `length` of the model.
@@ -95,8 +98,8 @@ def continuation_span(
 def rolling_spans(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int) -> list[Span]:
     """Spans that together score every token of a text once.
 
-    The first starts from `prefix`; each other one scores up to `length` tokens after at least one, and the
-    last one after as many as the model's length leaves room for.
+    The first starts from `prefix`; each other one scores up to `length` tokens after at least one,
+    and the last one after as many as the model's length leaves room for.
     """
     ids = tokenizer.encode(text)
     whole = [prefix(spec), *ids]
@@ -111,11 +114,13 @@ def rolling_spans(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int)
 def log_likelihoods(
     network: Any, params: Any, spans: Sequence[Span], *, batch: int = 8, seed: int = 0
 ) -> list[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]:
-    """Log-probability in nats of each scored id of each span, and whether it is the most probable one.
+    """Log-probability in nats of each scored id of each span, and whether it is the most probable
+    one.
 
     Args:
       network: a causal network whose logits predict the next token.
-      spans: spans that end within `network.max_length + 1` ids, each after at least one id; else a ValueError.
+      spans: spans that end within `network.max_length + 1` ids, each after at least one id; else a
+        ValueError.
       batch: rows of a call.
       seed: seed of the initial latent states.
     """
@@ -139,7 +144,9 @@ def log_likelihoods(
 
 
 def batches(lengths: Sequence[int], most: int, batch: int) -> Iterator[tuple[int, list[int]]]:
-    """Positions and numbers of the rows of each batch: rows that fit into the same power of two, or into `most`."""
+    """Positions and numbers of the rows of each batch: rows that fit into the same power of two, or
+    into `most`.
+    """
     sizes = [min(max(SHORTEST, 1 << (length - 1).bit_length()), most) for length in lengths]
     for size in sorted(set(sizes)):
         members = [i for i, other in enumerate(sizes) if other == size]

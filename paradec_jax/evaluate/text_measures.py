@@ -1,8 +1,9 @@
-"""Measures of sampled texts: entropies, distinct n-grams, self-BLEU, reverse perplexity. Logarithms are natural.
+"""Measures of sampled texts: entropies, distinct n-grams, self-BLEU, reverse perplexity. Logarithms
+are natural.
 
-A judge's perplexity alone rewards texts that repeat themselves, so it is always read beside these. Entropies and
-distinct n-grams are those of what was drawn: they depend on how much that is, so compare equal numbers of samples of
-equal length.
+A judge's perplexity alone rewards texts that repeat themselves, so it is always read beside these.
+Entropies and distinct n-grams are those of what was drawn: they depend on how much that is, so
+compare equal numbers of samples of equal length.
 """
 
 import dataclasses
@@ -28,9 +29,9 @@ def variety(samples: Samples) -> dict[str, Any]:
     """How varied the tokens of samples are, as fields of a row.
 
     Returns:
-      `unigram_entropy` and `fourgram_entropy` (orders 1 and 4 of `entropy`) with their 95% intervals by jackknife
-      over samples, `sample_entropy`, and `distinct_1` to `distinct_4`: different n-grams over n-grams of all samples
-      together (Li et al. 2016, arXiv 1510.03055).
+      `unigram_entropy` and `fourgram_entropy` (orders 1 and 4 of `entropy`) with their 95%
+      intervals by jackknife over samples, `sample_entropy`, and `distinct_1` to `distinct_4`:
+      different n-grams over n-grams of all samples together (Li et al. 2016, arXiv 1510.03055).
     """
     fields: dict[str, Any] = {"sample_entropy": sample_entropy(samples)}
     for n, name in ((1, "unigram_entropy"), (2, None), (3, None), (4, "fourgram_entropy")):
@@ -44,7 +45,9 @@ def variety(samples: Samples) -> dict[str, Any]:
 
 
 def entropy(samples: Samples, n: int = 1) -> float:
-    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their shares."""
+    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their
+    shares.
+    """
     return _entropy(np.bincount(_grams(samples, n)[0]))
 
 
@@ -62,12 +65,13 @@ def sample_entropy(samples: Samples) -> float:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Mean over texts of the BLEU of each with all others as references, from 0 to 100: 100 are copies.
+    """Mean over texts of the BLEU of each with all others as references, from 0 to 100: 100 are
+    copies.
 
-    The texts are continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035, eq. 8, which
-    counts to 1), or were drawn without one (Zhu et al. 2018, arXiv 1802.01886). Words and punctuation are split by
-    sacrebleu's "13a", case counts, orders above a text's length are left out, and zero counts are smoothed by its
-    "exp".
+    The texts are continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035,
+    eq. 8, which counts to 1), or were drawn without one (Zhu et al. 2018, arXiv 1802.01886). Words
+    and punctuation are split by sacrebleu's "13a", case counts, orders above a text's length are
+    left out, and zero counts are smoothed by its "exp".
     """
     if len(texts) < 2:
         raise ValueError("self-BLEU needs at least two texts")
@@ -94,8 +98,9 @@ class Ngrams:
 
         p(x | h) = (c(h x) + k(h) p(x | h')) / (c(h) + k(h)),     p(x |) from 1 / V for each of V tokens
 
-    c counts occurrences, k(h) the different tokens seen after the history h, h' is h without its oldest token. A
-    history that was never seen gives what its shorter one gives, so that every token has a probability above 0.
+    c counts occurrences, k(h) the different tokens seen after the history h, h' is h without its
+    oldest token. A history that was never seen gives what its shorter one gives, so that every
+    token has a probability above 0.
 
     Attributes:
       order: n; a token is predicted from the n - 1 before it.
@@ -121,7 +126,9 @@ class Ngrams:
         return p
 
     def perplexity(self, texts: Samples) -> float:
-        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories."""
+        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter
+        histories.
+        """
         nats = [
             -math.log(self.probability(token, text[max(i - self.order + 1, 0) : i]))
             for text in texts
@@ -150,14 +157,17 @@ def reverse_perplexity(
 ) -> float:
     """Perplexity of held-out texts under an n-gram model of the samples.
 
-    Samples that miss part of the language make it large, however good each of them is by itself (Zhao et al. 2018,
-    arXiv 1706.04223). It falls with the number of samples: compare equal numbers.
+    Samples that miss part of the language make it large, however good each of them is by itself
+    (Zhao et al. 2018, arXiv 1706.04223). It falls with the number of samples: compare equal
+    numbers.
     """
     return ngrams(samples, vocab_size, order).perplexity(held_out)
 
 
 def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
-    """The number of the kind of each n-gram, kinds counted from 0, and of the sample that it stands in."""
+    """The number of the kind of each n-gram, kinds counted from 0, and of the sample that it stands
+    in.
+    """
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     rows = [np.asarray(row, np.int64) for row in samples]

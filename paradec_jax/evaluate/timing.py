@@ -17,7 +17,9 @@ Advance = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A bound decoder, the prepared parameters of its networks, and its knobs (None for the defaults)."""
+    """A bound decoder, the prepared parameters of its networks, and its knobs (None for the
+    defaults).
+    """
 
     decoder: Any
     params: Any
@@ -93,7 +95,8 @@ class Speed:
     def decode_tokens_per_second(self) -> float:
         """As `tokens_per_second`, prompts and the token that each of them predicts left out.
 
-        A difference of two timings: for a few tokens of a tiny model it may be lost in noise, even be negative.
+        A difference of two timings: for a few tokens of a tiny model it may be lost in noise, even
+        be negative.
         """
         rows = self.batch * len(self.decoded)
         return (self.tokens - rows) / (self.seconds - self.init_seconds)
@@ -108,8 +111,8 @@ def measure(
 ) -> list[Speed]:
     """Times cases on the same requests, one call each.
 
-    Every case is compiled and warmed up first. Then each pass goes through the cases in turn, so that
-    what else the machine does falls on all alike.
+    Every case is compiled and warmed up first. Then each pass goes through the cases in turn, so
+    that what else the machine does falls on all alike.
 
     Args:
       requests: all of one shape, so that a case compiles once.
@@ -158,7 +161,9 @@ def compile_all(
 
 
 def planned_bytes(case: Case, request: Request) -> int:
-    """Bytes that XLA plans for the program that decodes a request: parameters, temporaries, results."""
+    """Bytes that XLA plans for the program that decodes a request: parameters, temporaries,
+    results.
+    """
     _, *arrays = checked(case.decoder, case.params, request, case.knobs)
     plan: Any = (
         compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1))

@@ -14,7 +14,9 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 class Until(NamedTuple):
-    """Generation arguments of a request: texts that end it, tokens at most, (knob, value) of its sampling."""
+    """Generation arguments of a request: texts that end it, tokens at most, (knob, value) of its
+    sampling.
+    """
 
     stop: tuple[str, ...]
     max_new_tokens: int
@@ -24,8 +26,9 @@ class Until(NamedTuple):
 def parse(arguments: Mapping[str, Any]) -> Until:
     """Generation arguments by lm-eval's names.
 
-    Known are `until` (a text or several), `max_gen_toks`, `temperature`, `top_p`, `top_k`, `min_p`, and
-    `do_sample`, which sets the temperature to 0 where it is false and asks for one where it is true.
+    Known are `until` (a text or several), `max_gen_toks`, `temperature`, `top_p`, `top_k`, `min_p`,
+    and `do_sample`, which sets the temperature to 0 where it is false and asks for one where it is
+    true.
 
     Raises:
       ValueError: an argument that is not known, or sampling without a temperature.
@@ -64,8 +67,8 @@ def generate_until(
 ) -> list[str]:
     """The continuation of each request, cut before its first stop text.
 
-    A context that leaves no room for its budget loses text on the left, token by token. The k-th of equal
-    requests draws with seed + k.
+    A context that leaves no room for its budget loses text on the left, token by token. The k-th of
+    equal requests draws with seed + k.
 
     Args:
       setting: the decoder and its knobs; the request's sampling arguments take the place of theirs.
@@ -111,7 +114,9 @@ def generate_until(
 
 
 def fitting(model: Model, context: str, room: int) -> str:
-    """The longest end of a context, cut between tokens, that has at most `room` tokens with begin-of-text."""
+    """The longest end of a context, cut between tokens, that has at most `room` tokens with
+    begin-of-text.
+    """
     tokenizer = tokenizer_of(model)
     while context:
         ids, offsets = tokenizer.encode_with_offsets(context)

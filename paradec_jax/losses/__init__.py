@@ -4,11 +4,12 @@ All of them take the same arguments:
 
 - `network`, the network that is trained, and `spec`, its special tokens;
 - `rules`, the choices, by default those of the paper or of its released code;
-- `chunk`, the number of positions whose logits are made at a time, and again in the backward pass, so that logits
-  [B, T, V] never lie in memory whole; all at once when None.
+- `chunk`, the number of positions whose logits are made at a time, and again in the backward pass,
+  so that logits [B, T, V] never lie in memory whole; all at once when None.
 
-`frozen` is read and not trained. `batch` is a dictionary of arrays, which may bring recorded draws (`recorded`). An
-argument out of range, or a token that the checkpoint lacks, is a ValueError when the objective is made.
+`frozen` is read and not trained. `batch` is a dictionary of arrays, which may bring recorded draws
+(`recorded`). An argument out of range, or a token that the checkpoint lacks, is a ValueError when
+the objective is made.
 """
 
 from paradec_jax.losses.block_diffusion import BlockRules, block_diffusion_loss

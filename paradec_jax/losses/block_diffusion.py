@@ -1,19 +1,21 @@
-"""Training of block diffusion (SDAR, arXiv 2510.06303): hidden tokens of a block, given it and the blocks before it.
+"""Training of block diffusion (SDAR, arXiv 2510.06303): hidden tokens of a block, given it and the
+blocks before it.
 
 ::
 
     L = (1 / n) sum over hidden i of  -log p(x_i | noisy block of i, clean blocks before it) / p_i
 
-n counts the labelled tokens of the batch, hidden or not; p_i is the probability with which token i was hidden
-(`noise.blocks`). In the mean over draws, L is a bound of what a labelled token costs, in nats. Packed samples are
-read as they are, and as a noisy copy whose blocks follow clean ones::
+n counts the labelled tokens of the batch, hidden or not; p_i is the probability with which token i
+was hidden (`noise.blocks`). In the mean over draws, L is a bound of what a labelled token costs, in
+nats. Packed samples are read as they are, and as a noisy copy whose blocks follow clean ones::
 
     query \\ key    noisy         clean
     noisy          same block    blocks before it
     clean          never         same block and blocks before it          within a sample; no sample sees another
 
-Blocks are counted within a sample. Two forwards read this: the clean copy, then the noisy one, whose cache the clean
-keys are. The released code has one forward of both copies side by side, the doubled layout, which computes the same.
+Blocks are counted within a sample. Two forwards read this: the clean copy, then the noisy one,
+whose cache the clean keys are. The released code has one forward of both copies side by side, the
+doubled layout, which computes the same.
 """
 
 import dataclasses
@@ -35,7 +37,9 @@ from paradec_jax.objective import Objective, Sums, weighted
 
 
 def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it has none."""
+    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it
+    has none.
+    """
     lengths = blocks or ((network.block,) if network.block else ())
     if not lengths:
         raise ValueError(
@@ -65,11 +69,13 @@ def block_diffusion_loss(
 ) -> Objective:
     """The weighted cross-entropy of hidden tokens over the number of labelled ones, as released.
 
-    Where a position predicts the "next" token, the first token of a sample, which nothing predicts, is unlabelled.
+    Where a position predicts the "next" token, the first token of a sample, which nothing predicts,
+    is unlabelled.
 
     Returns:
-      A loss over batches of `tokens` int [B, T], `labelled` bool [B, T] and `positions` int [B, T], which begin with
-      0 in each sample of a row. Metrics: `accuracy` at hidden tokens, and `hidden`, their share of the labelled ones.
+      A loss over batches of `tokens` int [B, T], `labelled` bool [B, T] and `positions` int [B, T],
+      which begin with 0 in each sample of a row. Metrics: `accuracy` at hidden tokens, and
+      `hidden`, their share of the labelled ones.
     """
     mask, lengths = mask_of(spec), lengths_of(network, rules.blocks)
     check_chunk(chunk)
@@ -110,7 +116,9 @@ class Layout(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Who sees whom: clean tokens one another, noisy tokens one another, noisy tokens the clean ones."""
+    """Who sees whom: clean tokens one another, noisy tokens one another, noisy tokens the clean
+    ones.
+    """
 
     clean: Bool[Array, "B T T"]
     noisy: Bool[Array, "B T T"]
@@ -125,9 +133,11 @@ class Streams(NamedTuple):
 
 
 def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Layout:
-    """Finds samples by their positions, which begin with 0 in each; zeros at the end of a row are one more sample.
+    """Finds samples by their positions, which begin with 0 in each; zeros at the end of a row are
+    one more sample.
 
-    As in the released code those zeros, which are padding, get the positions 0, 1, 2, ... (SDAR's `position_ids`).
+    As in the released code those zeros, which are padding, get the positions 0, 1, 2, ... (SDAR's
+    `position_ids`).
     """
     at = jnp.arange(positions.shape[1])
     last = jnp.max(jnp.where(positions != 0, at, -1), axis=1, keepdims=True)
@@ -141,13 +151,15 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
 def noised(
     batch: dict[str, Array], key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
 ) -> tuple[Bool[Array, "B T"], Hidden, Layout]:
-    """Which tokens of packed rows are labelled, which of these are hidden, and where samples and blocks lie.
+    """Which tokens of packed rows are labelled, which of these are hidden, and where samples and
+    blocks lie.
 
     Args:
       batch: `labelled` and `positions` [B, T]; perhaps recorded noise.
       key: random key; the same key gives the same draws.
       lengths: lengths of blocks, one of them drawn for each row.
-      alignment: with "next" the first token of a sample, which nothing predicts, counts as unlabelled.
+      alignment: with "next" the first token of a sample, which nothing predicts, counts as
+        unlabelled.
     """
     of_lengths, of_noise = jax.random.split(key)
     labelled = batch["labelled"].astype(bool)
@@ -182,9 +194,10 @@ def read_both(network: Any, params: Any, clean: Array, noisy: Array, layout: Lay
 def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
     """Hidden states that predict each token where a position predicts the next one.
 
-    A token is predicted by the noisy copy of the token before it, but the first of a block by the clean copy: when a
-    block is begun, the blocks before it are done. So it does not see what is known of its own block. The first token
-    of a sample has none before it; what stands there means nothing.
+    A token is predicted by the noisy copy of the token before it, but the first of a block by the
+    clean copy: when a block is begun, the blocks before it are done. So it does not see what is
+    known of its own block. The first token of a sample has none before it; what stands there means
+    nothing.
     """
     begins = jnp.concatenate(
         [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]],

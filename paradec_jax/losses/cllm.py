@@ -1,4 +1,5 @@
-"""Consistency distillation of one block (CLLM; Kou et al. 2024, arXiv 2403.00835), before `consistency_loss`.
+"""Consistency distillation of one block (CLLM; Kou et al. 2024, arXiv 2403.00835), before
+`consistency_loss`.
 
 ::
 
@@ -33,18 +34,20 @@ SMOOTHING = 0.1  # of the labels of the next-token term, as released
 def cllm_loss(
     network: Any, spec: TokenSpec, *, ar_weight: float = 10.0, chunk: int | None = None
 ) -> Objective:
-    """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are the released ones.
+    """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are
+    the released ones.
 
-    The next-token term is the mean over the whole sequence, prompt included, with labels smoothed by 0.1. It has a
-    pass of its own, since the two passes of consistency hide padding inside a row. Consistency counts at each
-    position p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both
-    read the same context, so that position adds to the loss and not to the gradient). As released, everything after a
-    stop token of the prompt becomes padding: chat prompts, whose turns end in one, want a spec without stop tokens.
+    The next-token term is the mean over the whole sequence, prompt included, with labels smoothed
+    by 0.1. It has a pass of its own, since the two passes of consistency hide padding inside a row.
+    Consistency counts at each position p whose next noisy token is not padding, from the one that
+    predicts the first wrong token on (there both read the same context, so that position adds to
+    the loss and not to the gradient). As released, everything after a stop token of the prompt
+    becomes padding: chat prompts, whose turns end in one, want a spec without stop tokens.
 
     Returns:
-      A loss over the batches of `consistency_loss` with one pair a row, [B, 1, n]; rows with `pairs` 0 count
-      nowhere. Each term is the mean over rows. Its metrics: `ar` and `consistency`, the two terms (unweighted),
-      and `accuracy` of the next token, all means over rows.
+      A loss over the batches of `consistency_loss` with one pair a row, [B, 1, n]; rows with
+      `pairs` 0 count nowhere. Each term is the mean over rows. Its metrics: `ar` and `consistency`,
+      the two terms (unweighted), and `accuracy` of the next token, all means over rows.
     """
     if ar_weight < 0:
         raise ValueError(f"ar_weight must not be negative, not {ar_weight}")
@@ -84,9 +87,11 @@ def cllm_loss(
 
 
 def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
-    """Noisy, clean and again the clean sequence of each row, [B, 3, P + n], and which of their tokens are text.
+    """Noisy, clean and again the clean sequence of each row, [B, 3, P + n], and which of their
+    tokens are text.
 
-    Blocks stand directly after their prompts, so that padding comes last, where no causal query sees it.
+    Blocks stand directly after their prompts, so that padding comes last, where no causal query
+    sees it.
     """
     lengths, width, size = (
         batch["prompt_lengths"],
@@ -111,7 +116,9 @@ def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
 
 
 def read(network: Any, params: Any, tokens: Array, real: Array) -> Float[Array, "3 B S D"]:
-    """Hidden states of the noisy sequence and of the clean one, padding hidden, and of the clean one whole."""
+    """Hidden states of the noisy sequence and of the clean one, padding hidden, and of the clean
+    one whole.
+    """
     seen = real.at[:, 2].set(True)
     flat, text, seen = (rearrange(x, "b copy s -> (b copy) s") for x in (tokens, real, seen))
     positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)

@@ -4,16 +4,17 @@
 
     L = L_consistency + ar_weight * L_AR
 
-A prompt is followed by T pairs of blocks of n tokens: `noisy`, an iterate of the block's Jacobi trajectory, and
-`clean`, its fixed point, both at the same positions. At each noisy position from the first wrong token on, the
-model's distribution p is drawn to the one q that it has (without gradient) at the same offset of the clean copy:
+A prompt is followed by T pairs of blocks of n tokens: `noisy`, an iterate of the block's Jacobi
+trajectory, and `clean`, its fixed point, both at the same positions. At each noisy position from
+the first wrong token on, the model's distribution p is drawn to the one q that it has (without
+gradient) at the same offset of the clean copy:
 
     L_consistency = temperature^2 * mean of -sum_v q_v log p_v, divided by T
 
 and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks.
 
-"The paper" below is Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9. Its released code, and this
-file, differ from the equations in three points::
+"The paper" below is Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9. Its
+released code, and this file, differ from the equations in three points::
 
     here and released                      the paper
     cross-entropy to the teacher           KL divergence (eq. 7): less by the teacher's entropy, the same gradient
@@ -50,24 +51,26 @@ class ConsistencyRules(Ranged):
     """The choices of the objective; the defaults are those of the released multi-block trainer.
 
     Attributes:
-      context: what a noisy block sees of earlier blocks: their noisy copies ("nc", the paper's figure 1b), their
-        clean ones ("clean", figure 1a, CLLM*), or noisy ones within the own window of pairs and clean ones
-        before it ("nc_ic", table 3).
+      context: what a noisy block sees of earlier blocks: their noisy copies ("nc", the paper's
+        figure 1b), their clean ones ("clean", figure 1a, CLLM*), or noisy ones within the own
+        window of pairs and clean ones before it ("nc_ic", table 3).
       window: w, pairs of a window of "nc_ic". The released window trainer always takes 16.
       teacher: "online" (the same parameters, no gradient) or "frozen" (the loss's second argument).
-      ar_weight: weight of L_AR: 10 in the released multi-block and clean trainers, 1 in the window trainer and
-        by the names of the published checkpoints.
+      ar_weight: weight of L_AR: 10 in the released multi-block and clean trainers, 1 in the window
+        trainer and by the names of the published checkpoints.
       temperature: divides both logits; the loss is multiplied by its square.
-      divide_by_pairs: whether L_consistency is divided by T. Released: yes, so that the term shrinks with the length
-        of the answer.
-      offsets: "all" (released multi-block and window trainers) or "inner": without the last offset of a block,
-        which predicts the next block's first token (clean trainer).
-      prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat included.
-      after_eos: "pad": tokens after the first stop token of the last clean block become padding, and offsets
-        there still count (released); "keep": they stay; "drop": offsets from the stop token on and later pairs
-        count nowhere, not even in T (development branch).
-      over: L of each row, then the mean over rows ("row": one sequence a device, and micro-batches add up), or
-        means over the tokens of the batch and T of the whole batch ("batch", development branch).
+      divide_by_pairs: whether L_consistency is divided by T. Released: yes, so that the term
+        shrinks with the length of the answer.
+      offsets: "all" (released multi-block and window trainers) or "inner": without the last offset
+        of a block, which predicts the next block's first token (clean trainer).
+      prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat
+        included.
+      after_eos: "pad": tokens after the first stop token of the last clean block become padding,
+        and offsets there still count (released); "keep": they stay; "drop": offsets from the stop
+        token on and later pairs count nowhere, not even in T (development branch).
+      over: L of each row, then the mean over rows ("row": one sequence a device, and micro-batches
+        add up), or means over the tokens of the batch and T of the whole batch ("batch",
+        development branch).
     """
 
     context: str = "nc"
@@ -106,7 +109,9 @@ WINDOWED = ConsistencyRules(context="nc_ic", ar_weight=1.0)
 
 
 class Real(NamedTuple):
-    """Which tokens of a batch are text, and not padding, in the prompts and in the two copies of all blocks."""
+    """Which tokens of a batch are text, and not padding, in the prompts and in the two copies of
+    all blocks.
+    """
 
     prompt: Bool[Array, "B P"]
     noisy: Bool[Array, "B *blocks"]
@@ -147,7 +152,9 @@ class Pairs(NamedTuple):
 
 
 def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
-    """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
+    """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n],
+    `pairs` [B].
+    """
     noisy, clean, (_, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     real, count, index = real_tokens(batch), batch["pairs"], jnp.arange(pairs)
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
@@ -194,17 +201,20 @@ def consistency_loss(
 ) -> Objective:
     """The progressive consistency loss with its next-token term (equations 7 to 9 of the paper).
 
-    One pass reads the prompt and both copies of all blocks under a dense mask (`masks.noisy_window`).
+    One pass reads the prompt and both copies of all blocks under a dense mask
+    (`masks.noisy_window`).
 
     Returns:
-      A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and `clean` [B, T, n] and
-      `pairs` [B], valid pairs of each row (a row without any counts nowhere). Where padding lies elsewhere too, bool
-      `prompt_real` [B, P], `noisy_real` and `clean_real` [B, T, n] are False at it. Its metrics: `ar` and
-      `consistency`, the two terms (unweighted), `accuracy` of the next token, `agreement` (share of counted
-      positions whose largest logit is the teacher's) and `counted`, their number a row.
+      A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and
+      `clean` [B, T, n] and `pairs` [B], valid pairs of each row (a row without any counts nowhere).
+      Where padding lies elsewhere too, bool `prompt_real` [B, P], `noisy_real` and `clean_real` [B,
+      T, n] are False at it. Its metrics: `ar` and `consistency`, the two terms (unweighted),
+      `accuracy` of the next token, `agreement` (share of counted positions whose largest logit is
+      the teacher's) and `counted`, their number a row.
 
     Raises:
-      ValueError: while tracing, an empty prompt axis or sequences beyond the network's `max_length`.
+      ValueError: while tracing, an empty prompt axis or sequences beyond the network's
+        `max_length`.
     """
     check_chunk(chunk)
 
@@ -255,7 +265,9 @@ class States(NamedTuple):
 def hidden_states(
     network: Any, params: Any, tokens: Array, real: Array, positions: Array, mask: Array
 ) -> Float[Array, "B S D"]:
-    """Hidden states of a pass; input vectors of padding get no gradient, as in the released trainers."""
+    """Hidden states of a pass; input vectors of padding get no gradient, as in the released
+    trainers.
+    """
     vectors = network.embedding(params)[tokens]
     inputs = jnp.where(real[..., None], vectors, lax.stop_gradient(vectors))
     return network.forward(params, inputs, positions, mask=mask).hidden
@@ -264,7 +276,9 @@ def hidden_states(
 def packed_positions(
     lengths: Int[Array, "B"], prompt: int, pairs: int, block: int
 ) -> Int[Array, "B P+2K"]:
-    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after the prompt."""
+    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after
+    the prompt.
+    """
     pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
     after = lengths[:, None] + (pair * block + offset)
     return jnp.concatenate(
@@ -309,9 +323,11 @@ def terms(
     rules: ConsistencyRules,
     chunk: int | None,
 ) -> Sums:
-    """Cross-entropy of prompt and clean blocks, and divergence of the noisy positions from the clean ones.
+    """Cross-entropy of prompt and clean blocks, and divergence of the noisy positions from the
+    clean ones.
 
-    A clean position's logits serve both: they predict the next token, and they teach the noisy position.
+    A clean position's logits serve both: they predict the next token, and they teach the noisy
+    position.
     """
 
     def score(noisy: Array, clean: Array, taught: Array, following: Array) -> tuple[Array, ...]:

@@ -23,7 +23,9 @@ def cross_entropy(
     chunk: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """`token_losses` of the logits of hidden states, made of `chunk` positions at a time (`in_chunks`)."""
+    """`token_losses` of the logits of hidden states, made of `chunk` positions at a time
+    (`in_chunks`).
+    """
     return in_chunks(lambda x, y: token_losses(logits(x), y, smoothing), chunk, hidden, targets)
 
 
@@ -45,10 +47,11 @@ def token_losses(
 def soft_cross_entropy(
     student: Float[Array, "*shape V"], teacher: Float[Array, "*shape V"], temperature: float = 1.0
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """Cross-entropy `-sum_v q_v log p_v` of the student p to the teacher q, and the teacher's entropy, in nats.
+    """Cross-entropy `-sum_v q_v log p_v` of the student p to the teacher q, and the teacher's
+    entropy, in nats.
 
-    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference of the
-    two; the teacher carries no gradient, so its gradient is the cross-entropy's.
+    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the
+    difference of the two; the teacher carries no gradient, so its gradient is the cross-entropy's.
     """
     teacher = at_least_float32(lax.stop_gradient(teacher)) / temperature
     student, q = at_least_float32(student) / temperature, jax.nn.softmax(teacher)
@@ -56,19 +59,22 @@ def soft_cross_entropy(
 
 
 def scorer(network: Any, params: Any, rows: int | None = None) -> Scorer:
-    """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks.
+    """`network.logits` of these parameters; one with an `output` gathers its matrix once for all
+    chunks.
 
-    On a mesh the gradient of that matrix is summed over devices once for all chunks too, see `nn.copies`; `rows` is B
-    of the hidden states [B, ..., D], if it is known.
+    On a mesh the gradient of that matrix is summed over devices once for all chunks too, see
+    `nn.copies`; `rows` is B of the hidden states [B, ..., D], if it is known.
     """
     output = getattr(network, "output", None)
     return with_copies(network.logits, params if output is None else output(params), rows)
 
 
 def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> Any:
-    """`score(*arrays)` for arrays [B, K, ...] and results [B, K], made from `chunk` positions at a time.
+    """`score(*arrays)` for arrays [B, K, ...] and results [B, K], made from `chunk` positions at a
+    time.
 
-    The backward pass makes each chunk anew, so logits [B, K, V] never lie in memory whole. None: all at once.
+    The backward pass makes each chunk anew, so logits [B, K, V] never lie in memory whole. None:
+    all at once.
     """
     size = arrays[0].shape[1]
     if chunk is None or chunk >= size:

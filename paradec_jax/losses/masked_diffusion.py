@@ -1,11 +1,13 @@
-"""Training of masked denoisers: the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524) on the log-likelihood.
+"""Training of masked denoisers: the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524) on the
+log-likelihood.
 
 ::
 
     L = mean over tokens of  w(t) * -log p(x_i | x_t)   at hidden positions, 0 elsewhere
 
-A time t is drawn for each row, each token is hidden with the probability m(t) of the schedule, w(t) = m'(t) / m(t).
-What a row's tokens cost together is an upper bound of its negative log-likelihood in nats, in the mean over draws.
+A time t is drawn for each row, each token is hidden with the probability m(t) of the schedule, w(t)
+= m'(t) / m(t). What a row's tokens cost together is an upper bound of its negative log-likelihood
+in nats, in the mean over draws.
 """
 
 import dataclasses
@@ -31,12 +33,12 @@ class BoundRules(Ranged):
     Attributes:
       schedule: schedule of the noise.
       times: how the times of a batch are drawn.
-      steps: T of the discrete-time bound, whose times are multiples of 1 / T; continuous time when None. It is finite
-        where the original divides zero by zero (t = 1 / T).
-      measure: what is drawn evenly: the "time", or the log mask probability, whose weight is constant, either by way
-        of the time ("importance") or directly ("change_of_variables").
-      released: the weights of the released code: `-f_0` for `f_T - f_0` where the log mask probability is drawn, and
-        in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
+      steps: T of the discrete-time bound, whose times are multiples of 1 / T; continuous time when
+        None. It is finite where the original divides zero by zero (t = 1 / T).
+      measure: what is drawn evenly: the "time", or the log mask probability, whose weight is
+        constant, either by way of the time ("importance") or directly ("change_of_variables").
+      released: the weights of the released code: `-f_0` for `f_T - f_0` where the log mask
+        probability is drawn, and in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
     """
 
     schedule: Schedule = LOGLINEAR
@@ -95,13 +97,15 @@ def masked_diffusion_loss(
     dropout: bool = True,
     chunk: int | None = None,
 ) -> Objective:
-    """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the hidden ones.
+    """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the
+    hidden ones.
 
     With `dropout` activations are dropped, at the rate of the network's config.
 
     Returns:
-      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding, and `labelled` [B, S], tokens
-      that may be hidden. Metrics: `accuracy` at hidden positions and `hidden`, their share.
+      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding, and
+      `labelled` [B, S], tokens that may be hidden. Metrics: `accuracy` at hidden positions and
+      `hidden`, their share.
     """
     mask = mask_of(spec)
     check_chunk(chunk)

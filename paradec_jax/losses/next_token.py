@@ -11,11 +11,12 @@ from paradec_jax.objective import Objective, Sums, weighted
 
 
 def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
-    """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`, of a causal network.
+    """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`, of a causal
+    network.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T]; packed rows have `positions` and
-      `segments` [B, T] too, and no segment sees another. Metric: `accuracy`.
+      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T]; packed rows have
+      `positions` and `segments` [B, T] too, and no segment sees another. Metric: `accuracy`.
 
     Raises:
       ValueError: a network that sees what it would have to predict.

@@ -14,7 +14,9 @@ from typing import Any
 
 
 def recorded_or(batch: dict[str, Any], names: str, draw: Callable[[], Any]) -> Any:
-    """What a batch brings under one name, a list where there are several, or else what `draw` makes."""
+    """What a batch brings under one name, a list where there are several, or else what `draw`
+    makes.
+    """
     first, *others = names.split()
     if first not in batch:
         return draw()

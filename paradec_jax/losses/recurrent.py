@@ -29,8 +29,9 @@ def _at(mean: Mean, step: Array) -> Array:
 def poisson_lognormal(mean: Mean) -> Draw:
     """Draws the recurrence r of a training step with a heavy right tail.
 
-    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)` with sigma = 1/2, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
-    The mean is M, or a schedule from the step number to M (a curriculum for small budgets).
+    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)` with sigma = 1/2, `r ~ Poisson(lambda) + 1`, so
+    that E[r] = M + 1. The mean is M, or a schedule from the step number to M (a curriculum for
+    small budgets).
     """
 
     def draw(key: Array, step: Array) -> Array:
@@ -43,7 +44,9 @@ def poisson_lognormal(mean: Mean) -> Draw:
 
 
 def exponential(mean: Mean) -> Draw:
-    """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum are ours."""
+    """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum
+    are ours.
+    """
 
     def draw(key: Array, step: Array) -> Array:
         return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(
@@ -56,7 +59,9 @@ def exponential(mean: Mean) -> Draw:
 def settle(
     config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None
 ) -> tuple[int, bool]:
-    """Backpropagated recurrences, at least 1, and rematerialisation of a loss: the config's where they are None."""
+    """Backpropagated recurrences, at least 1, and rematerialisation of a loss: the config's where
+    they are None.
+    """
     depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
     if depth < 1:
         raise ValueError(f"backprop_depth must be at least 1, not {depth}")
@@ -75,9 +80,9 @@ def unroll(
 ) -> Float[Array, "B T D"]:
     """Iterates the core `recurrence` times; only the last `backprop_depth` steps carry gradient.
 
-    The first `n = max(r - K, 0)` steps run in a dynamic loop on constants, the last `k = min(r, K)` in a scan of
-    K steps whose first K - k are skipped, so that one program serves every r. The prelude output e carries
-    gradient through the last k steps alone.
+    The first `n = max(r - K, 0)` steps run in a dynamic loop on constants, the last `k = min(r, K)`
+    in a scan of K steps whose first K - k are skipped, so that one program serves every r. The
+    prelude output e carries gradient through the last k steps alone.
     """
     window = network.empty_window(*state.shape[:2])
 
@@ -117,8 +122,8 @@ def recurrent_loss(
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`; packed rows have
-      `positions` and `segments` [B, T] too, and no segment sees another.
+      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`;
+      packed rows have `positions` and `segments` [B, T] too, and no segment sees another.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)

@@ -8,11 +8,13 @@
     r_k = head(y_k, a_{k-1})                      a_k = a_{k-1} + r_k
     loss of step k       KL( U backbone(y_k) || U (stopped a_{k-1} + r_k) )     where y_k is still masked
 
-U is the backbone's output matrix; the backbone is frozen. The base of a step carries no gradient, the head's input
-does, so that a later step also trains the residuals before it. The K texts y_k are taught in one call of K B rows.
+U is the backbone's output matrix; the backbone is frozen. The base of a step carries no gradient,
+the head's input does, so that a later step also trains the residuals before it. The K texts y_k are
+taught in one call of K B rows.
 
-Noisy blocks see the clean blocks before them (`block_diffusion`): the backbone reads the clean copy once, the head at
-every step, with a running sum of its own. Or, with `layout` "infer_matched", noisy blocks see the noisy ones before.
+Noisy blocks see the clean blocks before them (`block_diffusion`): the backbone reads the clean copy
+once, the head at every step, with a running sum of its own. Or, with `layout` "infer_matched",
+noisy blocks see the noisy ones before.
 """
 
 import dataclasses
@@ -50,18 +52,22 @@ from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRules(Ranged):
-    """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the released heads.
+    """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the
+    released heads.
 
     Attributes:
       unroll: K, number of steps.
-      normaliser: what a step's sum over the positions still masked is divided by. With weights 1 / p: "selfnorm" for
-        their sum, "official" for the number of labelled tokens less 1 / p for each token revealed so far, which can
+      normaliser: what a step's sum over the positions still masked is divided by. With weights 1 /
+        p: "selfnorm" for their sum, "official" for the number of labelled tokens less 1 / p for
+          each token revealed so far, which can
         come near zero or below; "mean" weighs all positions alike.
-      objective: "kl" to the backbone on y_k, "cross_entropy" to the clean tokens, "mse" to the backbone's logits,
-        the mean over the vocabulary.
-      direct: direct modelling: scores are U r_k, and the next step reads r_k in the place of the sum.
+      objective: "kl" to the backbone on y_k, "cross_entropy" to the clean tokens, "mse" to the
+        backbone's logits, the mean over the vocabulary.
+      direct: direct modelling: scores are U r_k, and the next step reads r_k in the place of the
+        sum.
       layout: "doubled" (a noisy and a clean copy) or "infer_matched" (the noisy one alone).
-      reveals: how many tokens a step reveals in a block that has any: one of these numbers, drawn for each block.
+      reveals: how many tokens a step reveals in a block that has any: one of these numbers, drawn
+        for each block.
       tokens: what is revealed, the "truth", or the best token of the running sum, the head's "own".
       noise: noise of y_0.
       blocks: lengths of blocks, one drawn for each row; the backbone's own when None.
@@ -131,8 +137,9 @@ class Steps(NamedTuple):
 class Unrolling:
     """Algorithm 1 for a backbone and its head.
 
-    Where logits are about the "next" position, a block's first one is predicted by the last row of the block before
-    it, which no reveal in the block changes and no residual corrects. The special tokens are the backbone's.
+    Where logits are about the "next" position, a block's first one is predicted by the last row of
+    the block before it, which no reveal in the block changes and no residual corrects. The special
+    tokens are the backbone's.
     """
 
     backbone: Any
@@ -148,7 +155,9 @@ class Unrolling:
         return Texts(batch["tokens"], *noise)
 
     def reveals(self, texts: Texts, key: Array) -> Bool[Array, "B K T"]:
-        """Positions that each step reveals: some of those still masked, by chance, in every block that has any."""
+        """Positions that each step reveals: some of those still masked, by chance, in every block
+        that has any.
+        """
         still, drawn = texts.hidden.where, []
         for k in range(self.rules.unroll):
             counts = jnp.asarray(self.rules.reveals)
@@ -190,7 +199,9 @@ class Unrolling:
     def read(
         self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any
     ) -> Float[Array, "M B T D"]:
-        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy, if there is one."""
+        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy, if
+        there is one.
+        """
         visible = masks_of(texts.layout)
 
         def repeated(x: Array) -> Array:
@@ -249,11 +260,12 @@ class Unrolling:
     def judge(
         self, frozen: Any, texts: Texts, steps: Steps
     ) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
-        """The objective at each position of each step, and measures of the distance from the teacher.
+        """The objective at each position of each step, and measures of the distance from the
+        teacher.
 
         Returns:
-          The values; and "kl" from the backbone on y_k, "uncorrected_kl", that of a head that adds nothing,
-          "agreement" and "uncorrected_agreement", 1 where the best token is the teacher's.
+          The values; and "kl" from the backbone on y_k, "uncorrected_kl", that of a head that adds
+          nothing, "agreement" and "uncorrected_agreement", 1 where the best token is the teacher's.
         """
         frozen, shape = lax.stop_gradient(frozen), steps.tokens.shape
         logits_of = scorer(self.backbone, frozen)
@@ -312,13 +324,13 @@ def residual_loss(
 ) -> Objective:
     """The loss of Algorithm 1, the mean over the steps that have a masked position left.
 
-    The head is trained. The parameters of the frozen backbone are the loss's second argument, and `spec` is the
-    backbone's. Logits of a chunk are those of K B rows.
+    The head is trained. The parameters of the frozen backbone are the loss's second argument, and
+    `spec` is the backbone's. Logits of a chunk are those of K B rows.
 
     Returns:
-      A loss over the batches of `block_diffusion_loss`. Metrics, means over the positions at which steps are judged:
-      those of `Unrolling.judge`; `kl_ratio`, `kl` over `uncorrected_kl`; and `judged`, the number of these positions
-      for each labelled token.
+      A loss over the batches of `block_diffusion_loss`. Metrics, means over the positions at which
+      steps are judged: those of `Unrolling.judge`; `kl_ratio`, `kl` over `uncorrected_kl`; and
+      `judged`, the number of these positions for each labelled token.
     """
     mask_of(spec)
     lengths_of(backbone, rules.blocks)

@@ -9,12 +9,13 @@ SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035), Algorithm 1.
     teacher, step 2    a b _ d e _        ...
     target of          2   2 1   2        the step that reveals the position; the last one for those left over
 
-The student reads the noised text alone and is drawn to the target at every hidden position. One round later it is the
-teacher, and Δ is m times as large.
+The student reads the noised text alone and is drawn to the target at every hidden position. One
+round later it is the teacher, and Δ is m times as large.
 
-Where each position is revealed its hidden state is kept (width D, not vocabulary V). Logits are made of all of them
-after the last step, beside the student's, so that no array [B, S, V] exists where `chunk` is set. Recorded draws are
-the exception: they are such an array, and the teacher makes all logits at once.
+Where each position is revealed its hidden state is kept (width D, not vocabulary V). Logits are
+made of all of them after the last step, beside the student's, so that no array [B, S, V] exists
+where `chunk` is set. Recorded draws are the exception: they are such an array, and the teacher
+makes all logits at once.
 """
 
 import dataclasses
@@ -45,14 +46,17 @@ class DistillationRules(Ranged):
 
     Attributes:
       first_steps: steps of the first teacher, which set its step size (1 - 1e-5) / first_steps.
-      jump: m, teacher steps that the student is to make in one; the step size grows by it each round.
-      grid: the teacher's times: "paper", t - i Δ, or "released", the formula of the released code, which starts
-        elsewhere than at t and so distils a smaller jump over most of the range (`teacher_times`).
-      divergence: of student p and teacher q, at a hidden position: "kld" KL(p || q), "forward_kl" KL(q || p), "tvd"
-        half the L1 distance, "mse" the mean square of log p - log q over all tokens, "chi_square" sum (p - q)^2 / q.
+      jump: m, teacher steps that the student is to make in one; the step size grows by it each
+        round.
+      grid: the teacher's times: "paper", t - i Δ, or "released", the formula of the released code,
+        which starts elsewhere than at t and so distils a smaller jump over most of the range
+        (`teacher_times`).
+      divergence: of student p and teacher q, at a hidden position: "kld" KL(p || q), "forward_kl"
+        KL(q || p), "tvd" half the L1 distance, "mse" the mean square of log p - log q over all
+        tokens, "chi_square" sum (p - q)^2 / q.
       times: how the times of a batch are drawn.
-      released: the released code's "tvd", the L1 distance of log-probabilities, and "mse": both over all columns, the
-        mask's included.
+      released: the released code's "tvd", the L1 distance of log-probabilities, and "mse": both
+        over all columns, the mask's included.
     """
 
     first_steps: int = 1024
@@ -103,7 +107,8 @@ def divergence(
 ) -> Float[Array, "*shape"]:
     """Divergence of the student from the teacher at each position, from raw logits.
 
-    Both are log-softmaxes over all columns after -1e6 on the mask's. The teacher carries no gradient.
+    Both are log-softmaxes over all columns after -1e6 on the mask's. The teacher carries no
+    gradient.
     """
     p = jax.nn.log_softmax(without_mask(student, mask))
     q = jax.nn.log_softmax(without_mask(lax.stop_gradient(teacher), mask))
@@ -120,7 +125,8 @@ def divergence(
     apart = jnp.where(real, p - q, 0)
     if rules.divergence == "mse":
         return jnp.sum(jnp.square(apart), axis=-1) / (p.shape[-1] - 1)
-    # q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond float32.
+    # q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond
+    # float32.
     return jnp.sum(jnp.square(jnp.exp(q / 2) * jnp.expm1(apart)), axis=-1)
 
 
@@ -132,15 +138,17 @@ def self_distillation_loss(
     dropout: bool = True,
     chunk: int | None = 32,
 ) -> Objective:
-    """SDTT's loss: the mean divergence over all hidden positions of the batch, without a weight by time.
+    """SDTT's loss: the mean divergence over all hidden positions of the batch, without a weight by
+    time.
 
-    With `dropout` the student's activations are dropped, at the rate of the network's config, the teacher's never.
+    With `dropout` the student's activations are dropped, at the rate of the network's config, the
+    teacher's never.
 
     Returns:
-      A loss whose second argument holds `teacher`, its parameters, and `round`, a traced number counted from 0.
-      Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never hidden. Metrics: `agreement`, the
-      share of hidden positions where both prefer the same token, `hidden`, their share, `teacher_steps`, 1 / Δ, and
-      `round`.
+      A loss whose second argument holds `teacher`, its parameters, and `round`, a traced number
+      counted from 0. Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never
+      hidden. Metrics: `agreement`, the share of hidden positions where both prefer the same token,
+      `hidden`, their share, `teacher_steps`, 1 / Δ, and `round`.
     """
     mask = mask_of(spec)
     check_chunk(chunk)
@@ -208,22 +216,26 @@ class Teacher:
         key: Array,
         recorded: Float[Array, "m B S V"] | None = None,
     ) -> tuple[Float[Array, "B S D"], Int[Array, "m B S"]]:
-        """Algorithm 1: the teacher's m steps, each of size Δ, from a noised text at the times t of its rows.
+        """Algorithm 1: the teacher's m steps, each of size Δ, from a noised text at the times t of
+        its rows.
 
         Where numbers in [0, 1) are recorded, each step draws from them by the released race.
 
         Returns:
-          The hidden state of each hidden position at its target's step, and the text before each step.
+          The hidden state of each hidden position at its target's step, and the text before each
+          step.
         """
         z, before = noised, []
         kept: Array  # the hidden states of the targets
         for i, time in enumerate(self.rules.teacher_times(t, step)):
-            # A position's target is what the teacher says when it is revealed, or at the last step if it never is:
-            # each step overwrites the targets of the positions that are still hidden.
+            # A position's target is what the teacher says when it is revealed, or at the last step
+            # if it never is: each step overwrites the targets of the positions that are still
+            # hidden.
             vectors = read(self.network, self.params, z)
             kept = vectors if i == 0 else jnp.where((z == self.mask)[..., None], vectors, kept)
             before.append(z)
-            # A reverse step from t_i to t_i - Δ. What the last one would reveal changes no target and is not drawn.
+            # A reverse step from t_i to t_i - Δ. What the last one would reveal changes no target
+            # and is not drawn.
             if i == self.rules.jump - 1:
                 break
             if recorded is None:
@@ -239,7 +251,8 @@ class Teacher:
         share: Float[Array, "B"],
         key: Array,
     ) -> Int[Array, "B S"]:
-        """The text after a step from t to s: each hidden position is revealed with the probability (t - s) / t.
+        """The text after a step from t to s: each hidden position is revealed with the probability
+        (t - s) / t.
 
         All of them are where that share is 1 or more. Tokens are the same whatever the chunk.
         """
@@ -259,7 +272,9 @@ class Teacher:
     def recorded_step(
         self, z: Array, vectors: Array, time: Array, step: Array, uniforms: Float[Array, "B S V"]
     ) -> Int[Array, "B S"]:
-        """The same from recorded numbers: one race decides of each position whether it is revealed, and its token."""
+        """The same from recorded numbers: one race decides of each position whether it is revealed,
+        and its token.
+        """
         logits = without_mask(self.network.logits(self.params, vectors), self.mask)
         probs = jnp.exp(jax.nn.log_softmax(logits))
         now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))

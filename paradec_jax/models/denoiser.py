@@ -6,8 +6,9 @@
     x <- modulated block (x)             N blocks, in which every position sees all
     logits = (norm(x) w (1 + scale) + shift) head + head_bias
 
-Shifts, scales and gates are made from a noise level (adaLN-zero). It is always zero, since the canvas itself tells
-how much is masked: the layers are trained, and to a sampler they are constants of the weights.
+Shifts, scales and gates are made from a noise level (adaLN-zero). It is always zero, since the
+canvas itself tells how much is masked: the layers are trained, and to a sampler they are constants
+of the weights.
 """
 
 import dataclasses
@@ -44,7 +45,9 @@ def noise_map(
     weight_out: Float[Array, "K K"],
     bias_out: Float[Array, "K"],
 ) -> Float[Array, "R K"]:
-    """`silu(features(s) W_in + b_in) W_out + b_out` of noise levels s, features 128 cosines, then 128 sines."""
+    """`silu(features(s) W_in + b_in) W_out + b_out` of noise levels s, features 128 cosines, then
+    128 sines.
+    """
     wide = [at_least_float32(leaf) for leaf in (weight_in, bias_in, weight_out, bias_out)]
     weight_in, bias_in, weight_out, bias_out = wide
     frequency = jnp.exp(-math.log(LONGEST) * jnp.arange(FREQUENCIES) / FREQUENCIES)
@@ -56,13 +59,15 @@ def noise_map(
 class Denoiser(nn.Module):
     """Names the parameters.
 
-    Parameters: `embedding` [V, D]; `noise_in` [256, K], `noise_in_bias` [K], `noise_out` [K, K], `noise_out_bias` [K]
-    (from a noise level to the blocks' vector); `layer_i` (modulated blocks); `final_norm` [D], `final_modulation`
-    [K, 2, D] and `final_modulation_bias` [2, D] (shift, scale); `head` [D, V], `head_bias` [V].
+    Parameters: `embedding` [V, D]; `noise_in` [256, K], `noise_in_bias` [K], `noise_out` [K, K],
+      `noise_out_bias` [K]
+    (from a noise level to the blocks' vector); `layer_i` (modulated blocks); `final_norm` [D],
+    `final_modulation` [K, 2, D] and `final_modulation_bias` [2, D] (shift, scale); `head` [D, V],
+    `head_bias` [V].
 
     Attributes:
-      prepared: whether parameters come from `DenoiserNetwork.prepare`: constants stand in the place of noise map,
-        norms and modulations (`final_constants` [2, D] in that of the final ones).
+      prepared: whether parameters come from `DenoiserNetwork.prepare`: constants stand in the place
+        of noise map, norms and modulations (`final_constants` [2, D] in that of the final ones).
     """
 
     config: MaskedDiffusionConfig
@@ -152,7 +157,8 @@ class Denoiser(nn.Module):
 class DenoiserNetwork(ModelNetwork):
     """The denoiser as samplers and losses drive it.
 
-    It keeps no cache, and each call reads the whole canvas, since all positions' keys depend on all.
+    It keeps no cache, and each call reads the whole canvas, since all positions' keys depend on
+    all.
     """
 
     config: MaskedDiffusionConfig
@@ -162,7 +168,8 @@ class DenoiserNetwork(ModelNetwork):
     def prepare(self, params: Any) -> Prepared:
         """As of other networks; and modulations at noise level zero are constants of the weights.
 
-        Float32 `layer_i/constants` [6, D] and `final_constants` [2, D] replace noise map, norms and modulations.
+        Float32 `layer_i/constants` [6, D] and `final_constants` [2, D] replace noise map, norms and
+        modulations.
         """
         if isinstance(params, Prepared):
             return params
@@ -185,7 +192,8 @@ class DenoiserNetwork(ModelNetwork):
         *,
         dropout: Array | None = None,
     ) -> Forward:
-        """Reads a canvas; there are no keys and values to store. `dropout` is as of `Denoiser.hidden`.
+        """Reads a canvas; there are no keys and values to store. `dropout` is as of
+        `Denoiser.hidden`.
 
         Raises:
           ValueError: a prefix.

@@ -1,4 +1,6 @@
-"""What networks share as decoders and losses drive them: parameters raw or prepared, views, caches of layers."""
+"""What networks share as decoders and losses drive them: parameters raw or prepared, views, caches
+of layers.
+"""
 
 import dataclasses
 import functools
@@ -36,8 +38,9 @@ def raw(params: Any) -> Any:
 class ModelNetwork:
     """A model of a config: equal by it, parameters always an argument.
 
-    A subclass names its Linen module, `linen`, the config's fields that count the blocks of each part, `parts`, the
-    `table` of its parameters' axes, and what a call costs beside itself and its positions, `counters`.
+    A subclass names its Linen module, `linen`, the config's fields that count the blocks of each
+    part, `parts`, the `table` of its parameters' axes, and what a call costs beside itself and its
+    positions, `counters`.
     """
 
     config: Any
@@ -51,8 +54,8 @@ class ModelNetwork:
     def shapes(cls, config: Any) -> dict[str, Any]:
         """Shapes and dtypes of the parameters, without allocating any.
 
-        Blocks of one part have equal shapes, so one of each is traced, and once for a config: whoever loads a model
-        waits for it.
+        Blocks of one part have equal shapes, so one of each is traced, and once for a config:
+        whoever loads a model waits for it.
         """
         single = dataclasses.replace(config, **dict.fromkeys(cls.parts.values(), 1))
         traced = _traced(cls.linen, single, bool(jax.config.read("jax_enable_x64")))
@@ -67,7 +70,9 @@ class ModelNetwork:
 
     @classmethod
     def init_params(cls, config: Any, key: Array) -> dict[str, Any]:
-        """Random parameters: biases 0 and gains 1, matrices as the blocks of `config` are drawn (`nn.blocks`)."""
+        """Random parameters: biases 0 and gains 1, matrices as the blocks of `config` are drawn
+        (`nn.blocks`).
+        """
         return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     @property
@@ -87,7 +92,9 @@ class ModelNetwork:
 
     @property
     def visibility(self) -> str:
-        """What a position sees: "causal" no later one, "block" its block and the ones before it, "full" all."""
+        """What a position sees: "causal" no later one, "block" its block and the ones before it,
+        "full" all.
+        """
         return self.config.visibility
 
     @property
@@ -98,8 +105,8 @@ class ModelNetwork:
     def prepare(self, params: Any) -> Prepared:
         """Parameters as a decoding loop wants them, never for training; prepared ones as they are.
 
-        Matrices are cast to the dtype of their products. A tied output matrix is laid out as `head` [D, V] where it
-        must be cast, and with layouts for the CPU (`nn.backend`).
+        Matrices are cast to the dtype of their products. A tied output matrix is laid out as `head`
+        [D, V] where it must be cast, and with layouts for the CPU (`nn.backend`).
         """
         if isinstance(params, Prepared):
             return params
@@ -119,7 +126,9 @@ class ModelNetwork:
         return raw(params)["embedding"]
 
     def output(self, params: Any) -> Any:
-        """Parameters for `logits` alone, made in chunks by a loss: the output matrix is cast and gathered once."""
+        """Parameters for `logits` alone, made in chunks by a loss: the output matrix is cast and
+        gathered once.
+        """
         if isinstance(params, Prepared):
             return params
         name, names = (
@@ -136,10 +145,14 @@ class ModelNetwork:
 
 @dataclasses.dataclass(frozen=True)
 class KVNetwork(ModelNetwork):
-    """A network with a cache; unless a subclass says otherwise, of the keys and values of each layer once."""
+    """A network with a cache; unless a subclass says otherwise, of the keys and values of each
+    layer once.
+    """
 
     def init_cache(self, keys: Array, size: int) -> Any:
-        """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
+        """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is
+        drawn.
+        """
         c, dtype = self.config, kv_cache.stored(self.config.dtype)
         return tuple(
             kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers)
@@ -160,7 +173,8 @@ class KVNetwork(ModelNetwork):
     def view(
         self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
     ) -> View:
-        """What a window at `positions` sees: of the cache what the prefix says, of itself what the network does.
+        """What a window at `positions` sees: of the cache what the prefix says, of itself what the
+        network does.
 
         Args:
           positions: absolute positions.
@@ -190,7 +204,8 @@ def _traced(module: Any, config: Any, x64: bool) -> dict[str, Any]:
 def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     """The tree with its matrices in the dtype of their products; every other leaf as it is.
 
-    For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to read a row of it.
+    For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to
+    read a row of it.
     """
 
     def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -223,6 +238,6 @@ def _astype(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _laid_out(embedding: Array, dtype: Any) -> Array:
-    # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
-    # from folding the transposition into the product.
+    # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the
+    # barrier keeps it from folding the transposition into the product.
     return lax.optimization_barrier(embedding.T.astype(dtype))

@@ -28,7 +28,8 @@ class RecurrentKV:
 
     Attributes:
       prelude, coda: a KV for each layer.
-      core: a KV for each layer, after the rows an axis of R slots unless recurrences share one (the newest wins).
+      core: a KV for each layer, after the rows an axis of R slots unless recurrences share one (the
+        newest wins).
       depth: recurrences that each position has done, int32: [B, S] of a cache, [B] of a window.
     """
 
@@ -41,7 +42,9 @@ class RecurrentKV:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecurrentCache:
-    """Keys and values of a whole buffer, and the latent state that each position starts from, [B, S, D]."""
+    """Keys and values of a whole buffer, and the latent state that each position starts from, [B,
+    S, D].
+    """
 
     kv: RecurrentKV
     initial: Float[Array, "B S D"]

@@ -1,6 +1,7 @@
 """The recurrent-depth transformer (Geiping et al. 2025, Huginn-0125).
 
-A prelude embeds tokens, a core refines a latent state as often as one likes, a coda reads the state out::
+A prelude embeds tokens, a core refines a latent state as often as one likes, a coda reads the state
+out::
 
     e = prelude(sqrt(D) * embedding[tokens])
     s <- core(adapter [s ; e])           repeated r times, from a random s
@@ -24,11 +25,13 @@ from paradec_jax.nn.visibility import View, whole_text
 class RecurrentDepth(nn.Module):
     """Names the parameters; the three public parts are pure functions of them.
 
-    Parameters: `embedding` [V, D], `prelude_i`, `core_i`, `coda_i` (sandwich blocks), `adapter` [2D, D] (state
+    Parameters: `embedding` [V, D], `prelude_i`, `core_i`, `coda_i` (sandwich blocks), `adapter`
+      [2D, D] (state
     rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding.
 
     Attributes:
-      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there.
+      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it
+        is there.
     """
 
     config: RecurrentDepthConfig
@@ -60,7 +63,9 @@ class RecurrentDepth(nn.Module):
         return self.logits(hidden)
 
     def embed(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
-        """Prelude output e, constant through all recurrences, of tokens or of vectors in their place."""
+        """Prelude output e, constant through all recurrences, of tokens or of vectors in their
+        place.
+        """
         dtype = jnp.dtype(self.config.dtype)
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)

@@ -1,4 +1,6 @@
-"""The recurrent-depth transformer as decoders and losses drive it: whole, or taken apart into its three parts."""
+"""The recurrent-depth transformer as decoders and losses drive it: whole, or taken apart into its
+three parts.
+"""
 
 import dataclasses
 import functools
@@ -66,15 +68,18 @@ class RecurrentDepthNetwork(KVNetwork):
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
     ) -> RecurrentCache:
-        """An empty cache for `size` positions of each row, and the latent that each position starts from.
+        """An empty cache for `size` positions of each row, and the latent that each position starts
+        from.
 
-        They are drawn here, once: inside a decoding loop the draws would cost more than a layer of a small model.
+        They are drawn here, once: inside a decoding loop the draws would cost more than a layer of
+        a small model.
 
         Args:
           keys: one key a row, [B]; the position is folded in.
           size: S.
           scale: of the initial latents, see `initial_state`.
-          states: recorded draws at scale 1, the same for all rows; the last one holds for later positions.
+          states: recorded draws at scale 1, the same for all rows; the last one holds for later
+            positions.
         """
         positions = jnp.broadcast_to(jnp.arange(size), (len(keys), size))
         if states is None:
@@ -123,7 +128,9 @@ class RecurrentDepthNetwork(KVNetwork):
     def view(
         self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
     ) -> View:
-        """As of other networks; of the cache a window sees the keys and values, not the initial latents."""
+        """As of other networks; of the cache a window sees the keys and values, not the initial
+        latents.
+        """
         if prefix is not None:
             prefix = Prefix(prefix.kv.kv, prefix.visible)
         return super().view(positions, prefix, mask)
@@ -131,7 +138,9 @@ class RecurrentDepthNetwork(KVNetwork):
     def initial_state(
         self, keys: Array, scale: Float[Array, ""] | float = 1.0
     ) -> Float[Array, "B W D"]:
-        """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one key each."""
+        """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one
+        key each.
+        """
         c = self.config
         std = c.width**0.5 * c.init_std
         draw = functools.partial(
@@ -143,7 +152,9 @@ class RecurrentDepthNetwork(KVNetwork):
     def embed(
         self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
+        """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys
+        and values.
+        """
         e, kv = self.apply(params, RecurrentDepth.embed, inputs, view)
         return e, dataclasses.replace(window, prelude=kv)
 
@@ -157,7 +168,9 @@ class RecurrentDepthNetwork(KVNetwork):
         index: Int[Array, ""] | int,
         rows: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those that move."""
+        """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those
+        that move.
+        """
         prefix = None
         if view.cache is not None and view.prefix_mask is not None:
             prefix, mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
@@ -191,7 +204,9 @@ class RecurrentDepthNetwork(KVNetwork):
     def readout(
         self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
     ) -> Forward:
-        """Ends a call: hidden states, the window with the coda's keys and values, and its recurrences."""
+        """Ends a call: hidden states, the window with the coda's keys and values, and its
+        recurrences.
+        """
         hidden, kv = self.apply(params, RecurrentDepth.readout, state, view)
         return Forward(hidden, dataclasses.replace(window, coda=kv), {"recurrences": window.depth})
 
@@ -207,7 +222,8 @@ class RecurrentDepthNetwork(KVNetwork):
         prefix: Prefix | None = None,
         mask: Seen | None = None,
     ) -> Forward:
-        """Reads a window through prelude, r recurrences and coda, from the initial latents of the prefix's cache.
+        """Reads a window through prelude, r recurrences and coda, from the initial latents of the
+        prefix's cache.
 
         The caller stores the keys and values.
 

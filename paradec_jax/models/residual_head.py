@@ -1,4 +1,5 @@
-"""The head of multi-token residual prediction (MRP): how a backbone's scores move when tokens are revealed.
+"""The head of multi-token residual prediction (MRP): how a backbone's scores move when tokens are
+revealed.
 
 ::
 
@@ -9,7 +10,8 @@
     x <- x + MLP(norm(x))
     r = norm(x)                            a + r: what the backbone would have said of y
 
-Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) adds the residual to the logits.
+Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) adds the residual to
+the logits.
 """
 
 import dataclasses
@@ -38,7 +40,8 @@ INITS = ("normal_0.2", "ordinary", "zero_gain")
 class ResidualHead(nn.Module):
     """Names the parameters.
 
-    Parameters: `embedding_norm` and `hidden_norm` [D], `fusion` [2D, D] (the embedding's half first), `layer_i`
+    Parameters: `embedding_norm` and `hidden_norm` [D], `fusion` [2D, D] (the embedding's half
+      first), `layer_i`
     (pre-norm blocks), `final_norm` [D].
     """
 
@@ -75,8 +78,8 @@ class ResidualHead(nn.Module):
 class ResidualHeadNetwork(KVNetwork):
     """The head as decoders and losses drive it: it corrects what a backbone says of a block.
 
-    It reads vectors, `backbone.embedding(params)[tokens]` or mixtures of them, and what it returns is added to the
-    backbone's hidden states: corrected scores are `backbone.logits(params, a + r)`.
+    It reads vectors, `backbone.embedding(params)[tokens]` or mixtures of them, and what it returns
+    is added to the backbone's hidden states: corrected scores are `backbone.logits(params, a + r)`.
     """
 
     config: ResidualHeadConfig
@@ -91,10 +94,11 @@ class ResidualHeadNetwork(KVNetwork):
         """Random parameters.
 
         Args:
-          init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1,
-            so that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`,
-            which is zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and
-            biases included, from N(0, 0.2^2), as the released heads began.
+          init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and
+            sets gains to 1, so that the residual is as large as the backbone's hidden states;
+            "zero_gain" differs in `final_norm`, which is zero, so that the residual begins at zero;
+            "normal_0.2" draws every parameter, gains of norms and biases included, from N(0,
+            0.2^2), as the released heads began.
 
         Raises:
           ValueError: an unknown `init`.
@@ -136,7 +140,8 @@ class ResidualHeadNetwork(KVNetwork):
         Args:
           vectors: the embedding of each token after the reveals.
           prefix, mask: what the window sees of the head's own cache and of itself, as of `view`.
-          hidden: the backbone's hidden states before the reveals, or their sum with earlier residuals.
+          hidden: the backbone's hidden states before the reveals, or their sum with earlier
+            residuals.
 
         Raises:
           ValueError: vectors of another width than the head's, which are another backbone's.
@@ -154,10 +159,12 @@ class ResidualHeadNetwork(KVNetwork):
 
 
 def inherited(config: ResidualHeadConfig, key: Array, backbone: Any) -> dict[str, Any]:
-    """Parameters whose residual begins at zero, and whose blocks are copies of the backbone's first ones.
+    """Parameters whose residual begins at zero, and whose blocks are copies of the backbone's first
+    ones.
 
-    These read the embeddings that they know: `fusion` begins as [1 ; draw], `embedding_norm` at the size of an
-    embedding. `backbone` are the backbone's parameters; all else as in `ResidualHeadNetwork.init_params`.
+    These read the embeddings that they know: `fusion` begins as [1 ; draw], `embedding_norm` at the
+    size of an embedding. `backbone` are the backbone's parameters; all else as in
+    `ResidualHeadNetwork.init_params`.
 
     Raises:
       ValueError: a backbone of fewer layers or of other shapes.

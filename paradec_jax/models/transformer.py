@@ -7,7 +7,8 @@
     x <- x + MLP(norm(x))
     logits = norm(x) head
 
-What a position sees is the network's affair, by its config: the positions before it, or its block as well.
+What a position sees is the network's affair, by its config: the positions before it, or its block
+as well.
 """
 
 import dataclasses
@@ -35,12 +36,13 @@ from paradec_jax.sharding import axes
 class Transformer(nn.Module):
     """Names the parameters.
 
-    Parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and `head` [D, V] where the
+    Parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and `head` [D, V]
+      where the
     output matrix is not the embedding.
 
     Attributes:
-      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there, and no
-        loop over layers stacks their caches.
+      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it
+        is there, and no loop over layers stacks their caches.
     """
 
     config: TransformerConfig
@@ -49,8 +51,8 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.block = rematerialised(PreNormBlock, c.remat)
-        # A tied embedding must be small, or the first logits are large; one of its kv starts at the scale of a
-        # normalised stream, so that what the blocks add does not drown it.
+        # A tied embedding must be small, or the first logits are large; one of its kv starts at the
+        # scale of a normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
         self.embedding = parameter(
             self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype
@@ -71,11 +73,14 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(tokens, whole_text(self.config, tokens.shape))[0])
 
     def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
-        """Hidden states of a window, normalised for the output matrix, and the window's keys and values."""
+        """Hidden states of a window, normalised for the output matrix, and the window's keys and
+        values.
+        """
         c, own = self.config, view.cache
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
-        # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
+        # A decoding loop would copy its caches to stack them in every step; whoever has one
+        # prepares parameters.
         scan = c.scan_layers and (own is None or not self.prepared)
         if view.positions is not None:
             # A loop has one program for all layers, so each of them needs a number.

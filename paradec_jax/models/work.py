@@ -1,7 +1,8 @@
 """What calls and training updates cost at least: bytes that are read and floating-point operations.
 
-A multiplication and an addition are two operations. Weights are read once a call, by a core once a recurrence, and
-meet every position; an embedding is not counted, an output matrix is where the network has one.
+A multiplication and an addition are two operations. Weights are read once a call, by a core once a
+recurrence, and meet every position; an embedding is not counted, an output matrix is where the
+network has one.
 """
 
 import dataclasses
@@ -30,10 +31,12 @@ class Work:
 def call_work(
     network: Any, batch: int, positions: int, context: int, logits: float | None = None
 ) -> Work:
-    """The least that one call of a network can cost; keys and values that a layer sees of the context are read once.
+    """The least that one call of a network can cost; keys and values that a layer sees of the
+    context are read once.
 
     Args:
-      batch, positions, context: rows, positions of each in this call, and cached positions before them.
+      batch, positions, context: rows, positions of each in this call, and cached positions before
+        them.
       logits: positions of each row that output scores are computed at; all when None.
 
     Raises:
@@ -85,14 +88,17 @@ def update_flops(
     recurrence: int | float | None = None,
     backprop_depth: int | None = None,
 ) -> int | float:
-    """Operations of an update by the family's objective: a forward and twice as many backward, nothing anew.
+    """Operations of an update by the family's objective: a forward and twice as many backward,
+    nothing anew.
 
-    Of a recurrent model r recurrences go forward, and the last min(r, K) backward. Block diffusion reads a row twice:
-    the clean copy, and the noisy one beside it. Optimizer, teachers and remat are not counted.
+    Of a recurrent model r recurrences go forward, and the last min(r, K) backward. Block diffusion
+    reads a row twice: the clean copy, and the noisy one beside it. Optimizer, teachers and remat
+    are not counted.
 
     Args:
       rows, length: B and T of the batch, padding included.
-      recurrence: r of a recurrent network, which may be a mean; the config's mean draw, M + 1, when None.
+      recurrence: r of a recurrent network, which may be a mean; the config's mean draw, M + 1, when
+        None.
       backprop_depth: K of a recurrent network; the config's when None.
     """
     forward = network.work(rows, length, 0).flops
@@ -108,7 +114,9 @@ def update_flops(
 
 
 def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
-    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that the loss logs."""
+    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that
+    the loss logs.
+    """
 
     def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
         rows, length = batch["tokens"].shape

@@ -1,13 +1,17 @@
 """Attention of a window over a cached prefix and over itself, and who computes it.
 
-=========  ==================================================================================================
+=========
+==================================================================================================
 dense      all scores at once, [B, H, W, S + W]
 blocked    `QUERIES` queries at a time, or fewer (`SCORES`), their scores anew going backward; short windows as dense
 cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
-           positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as blocked
+           positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as
+           blocked
 splash     JAX's Pallas kernel for TPUs, which keeps none either and skips what nobody sees: in long windows without a
-           cache, causal or full by a rule, positions and channels multiples of 128; elsewhere as blocked
-=========  ==================================================================================================
+           cache, causal or full by a rule, positions and channels multiples of 128; elsewhere as
+           blocked
+=========
+==================================================================================================
 """
 
 import functools
@@ -44,7 +48,8 @@ def attention(
     *,
     backend: str = "dense",
 ) -> Float[Array, "B H W C"]:
-    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together, by a backend.
+    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together, by a
+    backend.
 
     Every backend gives the values and gradients of `attend`, up to the order of sums.
 
@@ -86,10 +91,12 @@ def attend(
     prefix: KV | None = None,
     prefix_mask: PrefixMask | None = None,
 ) -> Float[Array, "B H W C"]:
-    """As `attention` under a mask of the window, all scores at once; q may be some of the window's queries.
+    """As `attention` under a mask of the window, all scores at once; q may be some of the window's
+    queries.
 
-    The prefix is read in place: neither its keys nor its values are joined with the window's, only the scores
-    are. Scores, mask and softmax are at least float32. G key-value heads serve H = G * R query heads.
+    The prefix is read in place: neither its keys nor its values are joined with the window's, only
+    the scores are. Scores, mask and softmax are at least float32. G key-value heads serve H = G * R
+    query heads.
     """
     grouped = rearrange(q, "b (g r) w c -> b g r w c", g=window.k.shape[1])
     scale, wide = q.shape[-1] ** -0.5, jnp.promote_types(q.dtype, jnp.float32)
@@ -114,7 +121,9 @@ def attend(
 
 
 def once(rule: Rule, width: int, backend: str) -> Seen:
-    """The rule's mask where the backend wants it whole, so that it is made once for all layers; else the rule."""
+    """The rule's mask where the backend wants it whole, so that it is made once for all layers;
+    else the rule.
+    """
     whole = backend == "dense" or (backend != "cudnn" and width <= QUERIES)
     return rule.mask(width) if whole else rule
 
@@ -126,7 +135,9 @@ def _blocked(
     prefix: KV | None,
     prefix_mask: PrefixMask | None,
 ) -> Float[Array, "B H W C"]:
-    """As `attend`, of some queries at a time; what they see of the window is made with them from a rule."""
+    """As `attend`, of some queries at a time; what they see of the window is made with them from a
+    rule.
+    """
     width = q.shape[2]
     count = _at_a_time(q.shape, width + (0 if prefix is None else prefix.k.shape[-1]))
     extra = -width % count
@@ -152,7 +163,9 @@ def _blocked(
 
 
 def _at_a_time(shape: tuple[int, ...], keys: int) -> int:
-    """Queries of a block: `QUERIES`, halved while a device's scores are more than `SCORES`, but 32 or more."""
+    """Queries of a block: `QUERIES`, halved while a device's scores are more than `SCORES`, but 32
+    or more.
+    """
     (rows, heads), sizes = shape[:2], sizes_in_force()
     tensor = sizes.get("tensor", 1)
     heads //= 1 if heads % tensor else tensor

@@ -1,6 +1,8 @@
-"""The switches for what suits a backend and is nobody's definition: layouts, and who computes attention.
+"""The switches for what suits a backend and is nobody's definition: layouts, and who computes
+attention.
 
-Environment variables decide for a whole process, since compiled programs do not know how they were traced.
+Environment variables decide for a whole process, since compiled programs do not know how they were
+traced.
 """
 
 import os
@@ -24,7 +26,8 @@ def cpu_layouts() -> bool:
 
 
 def cudnn_attention() -> bool:
-    """Whether cuDNN computes attention where a config asks for it: where the default backend is CUDA.
+    """Whether cuDNN computes attention where a config asks for it: where the default backend is
+    CUDA.
 
     The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") overrules that.
 

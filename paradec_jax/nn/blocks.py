@@ -1,4 +1,6 @@
-"""Transformer blocks. Linen names the parameters and does nothing else; blocks read a shape of `config.shapes`."""
+"""Transformer blocks. Linen names the parameters and does nothing else; blocks read a shape of
+`config.shapes`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -28,7 +30,8 @@ def rms_norm(
 ) -> Float[Array, "*shape D"]:
     """Root-mean-square norm, `x / sqrt(mean(x^2) + eps) * gain`.
 
-    The statistics are at least float32 and the quotient returns to the dtype of `x` before the gain multiplies it.
+    The statistics are at least float32 and the quotient returns to the dtype of `x` before the gain
+    multiplies it.
     """
     wide = at_least_float32(x)
     scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
@@ -61,7 +64,8 @@ def drawn(config: Any, std: float) -> Callable[..., Array]:
 def parameter(
     module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], dtype: str
 ) -> Any:
-    """As `module.param`, which traces `init` in every call to learn the shape of a parameter that is there.
+    """As `module.param`, which traces `init` in every call to learn the shape of a parameter that
+    is there.
 
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
@@ -75,9 +79,10 @@ def parameter(
 class Attention(nn.Module):
     """Multi-head attention; G key-value heads serve H query heads (grouped queries where G < H).
 
-    Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them `q_bias` [H, C],
-    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C], `out_bias` [D]. Bias, norm and rotation follow each
-    other; cached keys have passed all three.
+    Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them
+      `q_bias` [H, C],
+    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C], `out_bias` [D]. Bias, norm and rotation
+    follow each other; cached keys have passed all three.
     """
 
     config: Any
@@ -137,7 +142,8 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """Gated MLP `W_down (silu(W_gate x) * (W_up x))`.
 
-    Parameters: `gate` and `up` [D, F], `down` [F, D], and where the config has them `gate_bias` and `up_bias` [F] and
+    Parameters: `gate` and `up` [D, F], `down` [F, D], and where the config has them `gate_bias` and
+      `up_bias` [F] and
     `down_bias` [D], added to the product of that name.
     """
 
@@ -171,7 +177,8 @@ class GatedMLP(nn.Module):
 
 
 class SandwichBlock(nn.Module):
-    """A block with norms before each branch and after each residual sum (tech report of Huginn, section 3).
+    """A block with norms before each branch and after each residual sum (tech report of Huginn,
+    section 3).
 
     ::
 

@@ -1,10 +1,11 @@
 """Key-value storage addressed by absolute position.
 
-What lies at or beyond the trusted length is scratch: rolling back is lowering a number, and a later write at
-the same positions replaces what a rejected draft left there.
+What lies at or beyond the trusted length is scratch: rolling back is lowering a number, and a later
+write at the same positions replaces what a rejected draft left there.
 
-Rows lead, before any other axis. XLA writes a window into each row at its own position by a scatter, and scatters
-along the leading axis: with other axes before the rows it would transpose the whole buffer, there and back.
+Rows lead, before any other axis. XLA writes a window into each row at its own position by a
+scatter, and scatters along the leading axis: with other axes before the rows it would transpose the
+whole buffer, there and back.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from paradec_jax.sharding.rules import by_rows
 class KV(NamedTuple):
     """Keys (after bias and rotation) and values of S positions.
 
-    Each lies as its product wants it, keys as columns and values as rows, on every backend. The measurement behind it
-    is the CPU's: with keys as rows its backend transposes the whole cache in every layer of every step.
+    Each lies as its product wants it, keys as columns and values as rows, on every backend. The
+    measurement behind it is the CPU's: with keys as rows its backend transposes the whole cache in
+    every layer of every step.
     """
 
     k: Float[Array, "B *slots G C S"]
@@ -34,9 +36,11 @@ Layers = tuple[KV, ...]  # of every layer
 
 
 def stored(dtype: str) -> jnp.dtype:
-    """Dtype in which a cache holds numbers of `dtype`: the same, but float32 for bfloat16 on the CPU (`nn.backend`).
+    """Dtype in which a cache holds numbers of `dtype`: the same, but float32 for bfloat16 on the
+    CPU (`nn.backend`).
 
-    To read or write a part of a bfloat16 array, XLA's CPU backend casts all of it to float32 and back.
+    To read or write a part of a bfloat16 array, XLA's CPU backend casts all of it to float32 and
+    back.
     """
     return jnp.dtype("float32" if dtype == "bfloat16" and cpu_layouts() else dtype)
 
@@ -44,7 +48,9 @@ def stored(dtype: str) -> jnp.dtype:
 def empty(
     batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
 ) -> KV:
-    """Zeros for `size` positions, keys and values each a buffer of its own; on a mesh by rows and heads."""
+    """Zeros for `size` positions, keys and values each a buffer of its own; on a mesh by rows and
+    heads.
+    """
     rows = (batch, *slots, heads)
     return on_mesh(
         KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
@@ -62,7 +68,8 @@ def write_rows(
     at: Int[Array, "B"],
     axis: int,
 ) -> Float[Array, "B *slots G _ _"]:
-    """Writes each row's window at its own position along `axis` (-1 or -2), touching only what is written.
+    """Writes each row's window at its own position along `axis` (-1 or -2), touching only what is
+    written.
 
     `dynamic_update_slice` clamps silently, so the buffer must have room for `at + W`.
     """
@@ -91,7 +98,9 @@ def widen(window: KV, width: int) -> KV:
 
 
 def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
-    """Positions `start .. start + width - 1` of each row's window, for instance one of several candidates."""
+    """Positions `start .. start + width - 1` of each row's window, for instance one of several
+    candidates.
+    """
 
     def of_row(k: Array, v: Array, at: Array) -> tuple[Array, Array]:
         return (
@@ -103,7 +112,9 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
 
 
 def each_kv(change: Callable[..., KV], tree: Any, *others: Any) -> Any:
-    """A tree with each of its KVs changed, those of trees like it given beside them; its other leaves stay."""
+    """A tree with each of its KVs changed, those of trees like it given beside them; its other
+    leaves stay.
+    """
 
     def changed(x: Any, *rest: Any) -> Any:
         return change(x, *rest) if isinstance(x, KV) else x

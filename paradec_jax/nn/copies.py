@@ -19,8 +19,9 @@ def with_copies(
 ) -> Callable[[Array], Array]:
     """`function(params, x)` of vectors x [B, ..., D] as a function of x alone.
 
-    Where so many rows lie over devices, each device has a copy of the parameters for its own. What a call adds to
-    their gradient stays there, and devices add theirs up once, after the last call, not after every one.
+    Where so many rows lie over devices, each device has a copy of the parameters for its own. What
+    a call adds to their gradient stays there, and devices add theirs up once, after the last call,
+    not after every one.
 
     The function treats each row alone; `rows` is B, unknown when None.
     """

@@ -1,7 +1,7 @@
 """Named visibility rules: which keys a query may see (True = visible).
 
-A window of W queries looks at two groups of keys: a cached prefix and the window itself. Each rule below is
-drawn with queries as rows and keys as columns.
+A window of W queries looks at two groups of keys: a cached prefix and the window itself. Each rule
+below is drawn with queries as rows and keys as columns.
 """
 
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ def causal(width: int) -> Bool[Array, "W W"]:
 
 
 def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
-    """Packed rows: causal within a segment, and no segment sees another (segments 1, 1, 2, 2 drawn).
+    """Packed rows: causal within a segment, and no segment sees another (segments 1, 1, 2, 2
+    drawn).
 
     ::
 
@@ -37,7 +38,8 @@ def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
 
 
 def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
-    """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4 drawn).
+    """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4
+    drawn).
 
     ::
 
@@ -56,7 +58,8 @@ def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array
 
 
 def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
-    """A position sees its own block alone, whole: the noisy stream of block diffusion (drawn as `block_causal`).
+    """A position sees its own block alone, whole: the noisy stream of block diffusion (drawn as
+    `block_causal`).
 
     ::
 
@@ -71,7 +74,8 @@ def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Arr
 
 
 def strictly_before(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
-    """A position sees the blocks before its own: what a noisy stream sees of the clean one (drawn as `block_causal`).
+    """A position sees the blocks before its own: what a noisy stream sees of the clean one (drawn
+    as `block_causal`).
 
     ::
 
@@ -91,7 +95,8 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
 
 
 def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
-    """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees the first).
+    """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees
+    the first).
 
     ::
 
@@ -118,7 +123,8 @@ def sliding(
     window: int | Int[Array, ""],
     keys: Int[Array, "#B S"] | None = None,
 ) -> Bool[Array, "B W S"]:
-    """A position sees no position further back than its window reaches; others bound what is ahead (3 of 5 drawn).
+    """A position sees no position further back than its window reaches; others bound what is ahead
+    (3 of 5 drawn).
 
     ::
 
@@ -140,7 +146,8 @@ def sliding(
 def visible(
     visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"], size: int
 ) -> Bool[Array, "B *W S"]:
-    """What a window sees of a cache of `size` positions: a mask as it is, or the first so many (2 of 5 drawn).
+    """What a window sees of a cache of `size` positions: a mask as it is, or the first so many (2
+    of 5 drawn).
 
     ::
 
@@ -154,9 +161,9 @@ def lookahead(
 ) -> Bool[Array, "B W W"]:
     """Lookahead decoding: L window slots by level and column, then the chains of the guesses.
 
-    An item of a level sees level 0 up to its own column, and the levels between in its column. A token of a guess
-    sees the first slot, which must be (0, 0), and its own guess up to itself. Two levels of two columns and two
-    guesses g and h of two tokens drawn::
+    An item of a level sees level 0 up to its own column, and the levels between in its column. A
+    token of a guess sees the first slot, which must be (0, 0), and its own guess up to itself. Two
+    levels of two columns and two guesses g and h of two tokens drawn::
 
                  00 01 10 11  g  g  h  h
         level 0   x  .  .  .  .  .  .  .
@@ -191,12 +198,14 @@ def lookahead(
 
 
 def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
-    """Packed pairs: a noisy block sees the noisy blocks of its window and the clean ones before that.
+    """Packed pairs: a noisy block sees the noisy blocks of its window and the clean ones before
+    that.
 
-    The sequence holds the prompt and then, for each pair, its noisy and its clean copy (`block` tokens each), which
-    share their positions. Every query sees the prompt and its own block, causally; a clean block sees the clean ones
-    before it. A prompt p of one token and three pairs of one token (~a noisy, a clean), with windows of three pairs
-    (NC: no noisy token meets a clean one), of two (NC-IC) and of one (the contexts of CLLM)::
+    The sequence holds the prompt and then, for each pair, its noisy and its clean copy (`block`
+    tokens each), which share their positions. Every query sees the prompt and its own block,
+    causally; a clean block sees the clean ones before it. A prompt p of one token and three pairs
+    of one token (~a noisy, a clean), with windows of three pairs (NC: no noisy token meets a clean
+    one), of two (NC-IC) and of one (the contexts of CLLM)::
 
              p ~a  a ~b  b ~c  c       p ~a  a ~b  b ~c  c       p ~a  a ~b  b ~c  c
         p    x  .  .  .  .  .  .       x  .  .  .  .  .  .       x  .  .  .  .  .  .

@@ -1,4 +1,6 @@
-"""The transformer block of diffusion models: shifts, scales and gates of its branches are made from a vector."""
+"""The transformer block of diffusion models: shifts, scales and gates of its branches are made from
+a vector.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +24,11 @@ def modulation(
     bias: Float[Array, "M D"],
     gains: Sequence[Float[Array, "D"]],
 ) -> tuple[Float[Array, "R 1 D"], ...]:
-    """M vectors `c W + b`, M / len(gains) for each norm: its shift, its scale, and perhaps its branch's gate.
+    """M vectors `c W + b`, M / len(gains) for each norm: its shift, its scale, and perhaps its
+    branch's gate.
 
-    A norm's gain w is multiplied into its scale s: `norm(x) w (1 + s) + shift` needs `w (1 + s)` alone.
+    A norm's gain w is multiplied into its scale s: `norm(x) w (1 + s) + shift` needs `w (1 + s)`
+    alone.
     """
     conditioning, weight = at_least_float32(conditioning), at_least_float32(weight)
     vectors = jnp.einsum("rk,kmd->mrd", conditioning, weight) + at_least_float32(bias)[:, None]
@@ -67,17 +71,19 @@ class PlainMLP(nn.Module):
 
 
 class ModulatedBlock(nn.Module):
-    """A block whose norms are shifted and scaled, and whose branches are gated, by six vectors (DiT's adaLN).
+    """A block whose norms are shifted and scaled, and whose branches are gated, by six vectors
+    (DiT's adaLN).
 
     ::
 
         x <- x + gate_1 dropout(Attention(norm(x) w_1 (1 + scale_1) + shift_1))
         x <- x + gate_2 dropout(MLP(norm(x) w_2 (1 + scale_2) + shift_2))
 
-    The stream x is at least float32, the branches compute in the config's dtype. Parameters: `attention_norm` and
-    `mlp_norm` [D], `modulation` [K, 6, D] and `modulation_bias` [6, D] (shift, scale and gate of the first branch,
-    then of the second), `attention`, `mlp`. Prepared parameters hold the six vectors themselves in the place of the
-    first four: `constants` [6, D], the scales as `w (1 + scale)`.
+    The stream x is at least float32, the branches compute in the config's dtype. Parameters:
+    `attention_norm` and `mlp_norm` [D], `modulation` [K, 6, D] and `modulation_bias` [6, D] (shift,
+    scale and gate of the first branch, then of the second), `attention`, `mlp`. Prepared parameters
+    hold the six vectors themselves in the place of the first four: `constants` [6, D], the scales
+    as `w (1 + scale)`.
     """
 
     config: Any
@@ -105,7 +111,9 @@ class ModulatedBlock(nn.Module):
         conditioning: Float[Array, "_ K"] | None = None,
         key: Array | None = None,
     ) -> Float[Array, "B W D"]:
-        """The block's output; prepared parameters need no conditioning, and without a key nothing is dropped."""
+        """The block's output; prepared parameters need no conditioning, and without a key nothing
+        is dropped.
+        """
         x = block_input(by_rows(x))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)

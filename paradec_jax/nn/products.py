@@ -1,14 +1,19 @@
-"""How the rows of a call meet a matrix: the one product of every network, with its types, layout and gradient.
+"""How the rows of a call meet a matrix: the one product of every network, with its types, layout
+and gradient.
 
-=================  ===================================================================================================
+=================
+===================================================================================================
 operands           product
-=================  ===================================================================================================
+=================
+===================================================================================================
 float32, float64   in that type
 bfloat16           sums in float32, rounded once to bfloat16, or not at all (`wide`: logits)
-=================  ===================================================================================================
+=================
+===================================================================================================
 
-A matrix meets rows in their dtype: `Network.prepare` casts it before a decoding loop, and a training step casts it in
-place. The product of few rows that XLA's CPU backend wants is in no program that is lowered for another one.
+A matrix meets rows in their dtype: `Network.prepare` casts it before a decoding loop, and a
+training step casts it in place. The product of few rows that XLA's CPU backend wants is in no
+program that is lowered for another one.
 """
 
 import functools
@@ -27,14 +32,16 @@ from paradec_jax.nn.backend import cpu_layouts
 def dense(
     x: Float[Array, "*shape D"], weight: Float[Array, "D F"], wide: bool = False
 ) -> Float[Array, "*shape F"]:
-    """`x W`, in the dtype of `x` or in at least float32; on the CPU (`nn.backend`) of a matrix of all positions.
+    """`x W`, in the dtype of `x` or in at least float32; on the CPU (`nn.backend`) of a matrix of
+    all positions.
 
-    With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
-    copies; a matrix halved the time of an MLP's backward pass there.
+    With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through
+    transposed copies; a matrix halved the time of an MLP's backward pass there.
 
-    There too, under `jax.default_matmul_precision("BF16_BF16_F32")` float32 operands are rounded to bfloat16 here,
-    forward and backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products
-    are five times as fast as its float32 ones where the processor has matrix units.
+    There too, under `jax.default_matmul_precision("BF16_BF16_F32")` float32 operands are rounded to
+    bfloat16 here, forward and backward, and sums stay float32: XLA's CPU backend ignores that
+    setting, and its bfloat16 products are five times as fast as its float32 ones where the
+    processor has matrix units.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32) if wide else x.dtype
     once = functools.partial(_product, dtype=dtype)
@@ -63,7 +70,9 @@ def _product(
 
 
 def _twice(once: Callable[[Array, Array], Array], x: Array, weight: Array) -> Array:
-    """A single row, fed twice: of a 1,024 x 3,072 matrix an H100 makes its product in 6.0 us, that of one in 11.5."""
+    """A single row, fed twice: of a 1,024 x 3,072 matrix an H100 makes its product in 6.0 us, that
+    of one in 11.5.
+    """
     return once(jnp.concatenate([x, x]), weight)[:1]
 
 
@@ -75,7 +84,9 @@ def _contract(a: Array, b: Array, over: tuple[Any, Any], dtype: Any) -> Array:
 def _narrow(
     x: Float[Array, "*shape D"], weight: Float[Array, "D F"], dtype: Any
 ) -> Float[Array, "*shape F"]:
-    """The product of operands in bfloat16, or rounded to it, in `dtype`; so are those of its gradient."""
+    """The product of operands in bfloat16, or rounded to it, in `dtype`; so are those of its
+    gradient.
+    """
     return _narrow_forward(x, weight, dtype)[0]
 
 
@@ -87,8 +98,9 @@ def _narrow_forward(x: Array, weight: Array, dtype: Any) -> tuple[Array, Any]:
         return _contract(x, weight, ((x.ndim - 1,), (0,)), dtype)
 
     def on_cpu(x: Array, weight: Array) -> Array:
-        # A product that is asked for in bfloat16 casts the whole matrix to float32 first, four times its own cost.
-        # One row would be multiplied number by number: 120 ms where two rows take 10 (20 layers of 576 x 1,536).
+        # A product that is asked for in bfloat16 casts the whole matrix to float32 first, four
+        # times its own cost. One row would be multiplied number by number: 120 ms where two rows
+        # take 10 (20 layers of 576 x 1,536).
         rows = jnp.concatenate([x, x]) if len(x) == 1 else x
         return _contract(rows, weight, ((1,), (0,)), jnp.float32)[: len(x)].astype(dtype)
 

@@ -1,11 +1,14 @@
-"""Rematerialisation by name: what of a block is kept for the backward pass, and what is computed anew.
+"""Rematerialisation by name: what of a block is kept for the backward pass, and what is computed
+anew.
 
-=========  =================================================================================================
+=========
+=================================================================================================
 none       everything is kept
 layer      the block's input is kept
 dots       the outputs of its products with matrices too, so that norms, attention and activations are made anew
 offload    as `layer`, but the block's input waits in the host's memory
-=========  =================================================================================================
+=========
+=================================================================================================
 """
 
 from typing import Any
@@ -21,7 +24,8 @@ INPUT = "block input"
 def rematerialised(block: type[nn.Module], name: str) -> Any:
     """The class of blocks whose backward pass keeps what `name` says.
 
-    "offload" asks the devices of the mesh in force, which a plan may only know by name, else the default backend's.
+    "offload" asks the devices of the mesh in force, which a plan may only know by name, else the
+    default backend's.
 
     Raises:
       ValueError: "offload" where devices cannot keep arrays in the host's memory.

@@ -1,4 +1,6 @@
-"""How a stream passes the blocks of a network: one by one, or by a loop that compiles one block and not each."""
+"""How a stream passes the blocks of a network: one by one, or by a loop that compiles one block and
+not each.
+"""
 
 import dataclasses
 import functools
@@ -20,7 +22,9 @@ Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
 def in_turn(
     call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
-    """`x` after all blocks, and what each leaves; `own` is what each has of its own, such as what it has cached."""
+    """`x` after all blocks, and what each leaves; `own` is what each has of its own, such as what
+    it has cached.
+    """
     left = []
     for block, one in zip(blocks, [None] * len(blocks) if own is None else own, strict=True):
         x, kept = call(block, x, one)
@@ -31,11 +35,13 @@ def in_turn(
 def traced_once(
     call: Call, x: Stream, block: Any, layers: Sequence[Any], own: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
-    """As `in_turn`, of blocks of one shape: the first is traced, and the program repeats it for each layer.
+    """As `in_turn`, of blocks of one shape: the first is traced, and the program repeats it for
+    each layer.
 
-    The program is that of `in_turn`, traced in 0.3 to 0.4 of its time. A loop (`scanned`) would also compile
-    one layer alone, but copies the weights of each out of their stack: on a CPU a call on one position took 1.9 times
-    the processor time in float32 and 2.2 times in bfloat16 (30 layers of 576 x 1,536).
+    The program is that of `in_turn`, traced in 0.3 to 0.4 of its time. A loop (`scanned`) would
+    also compile one layer alone, but copies the weights of each out of their stack: on a CPU a call
+    on one position took 1.9 times the processor time in float32 and 2.2 times in bfloat16 (30
+    layers of 576 x 1,536).
     """
 
     @functools.partial(jax.jit, inline=True)
@@ -48,10 +54,11 @@ def traced_once(
 def scanned(
     call: Call, x: Stream, block: Any, layers: Sequence[Any], dtype: str, own: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
-    """As `in_turn`, by a loop over the stacked parameters of blocks of one shape; `block` is one without a parent.
+    """As `in_turn`, by a loop over the stacked parameters of blocks of one shape; `block` is one
+    without a parent.
 
-    Matrices of attention and MLPs are cast to the dtype of their products before they are stacked: on a mesh those of
-    a layer are then gathered in that dtype, in its turn of the loop.
+    Matrices of attention and MLPs are cast to the dtype of their products before they are stacked:
+    on a mesh those of a layer are then gathered in that dtype, in its turn of the loop.
     """
 
     def stack(path: tuple[Any, ...], *leaves: Array) -> Array:
@@ -71,7 +78,8 @@ def scanned(
 
 
 def reading(view: View) -> Call:
-    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones.
+    """How a block with a cache reads a window: what is its own are its cached keys and values, it
+    leaves new ones.
 
     Where layers have sliding windows, what is its own are cached keys and values, and its window.
     """

@@ -1,4 +1,5 @@
-"""Noise of block diffusion: which labelled tokens of packed samples are hidden, and how likely each was to be.
+"""Noise of block diffusion: which labelled tokens of packed samples are hidden, and how likely each
+was to be.
 
 ::
 
@@ -6,8 +7,8 @@
     block    the same with a t for each block                                     (BD3-LM, arXiv 2503.09573)
     count    of a block's n labelled tokens k are hidden, k ~ U{1 .. n}; p = k / n
 
-What hidden tokens cost, each weighed by 1 / p, is in the mean the same bound under all three. A row without a hidden
-token is drawn anew, ten times at most; then one of its labelled tokens is hidden.
+What hidden tokens cost, each weighed by 1 / p, is in the mean the same bound under all three. A row
+without a hidden token is drawn anew, ten times at most; then one of its labelled tokens is hidden.
 """
 
 import dataclasses
@@ -57,7 +58,8 @@ class BlockNoise:
         Args:
           key: of the draw.
           labelled: tokens that may be hidden.
-          samples, blocks: the number of each token's sample and block in its row, from 0 and never falling.
+          samples, blocks: the number of each token's sample and block in its row, from 0 and never
+            falling.
         """
 
         def empty(hidden: Hidden) -> Bool[Array, "B"]:
@@ -93,7 +95,8 @@ class BlockNoise:
             jax.random.uniform(one, labelled.shape) for one in (of_levels, of_tokens)
         )
         if self.kind == "count":
-            # Of the n labelled tokens of a block the k with the smallest numbers, k = 1 + floor(level n).
+            # Of the n labelled tokens of a block the k with the smallest numbers, k = 1 +
+            # floor(level n).
             count = jax.vmap(
                 lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1])
             )
@@ -112,7 +115,8 @@ class BlockNoise:
 def choose(
     key: Array, still: Bool[Array, "B T"], blocks: Int[Array, "B T"], counts: Int[Array, "C"]
 ) -> Bool[Array, "B T"]:
-    """In each block some of the positions `still`, any as likely as another, or all where there are too few.
+    """In each block some of the positions `still`, any as likely as another, or all where there are
+    too few.
 
     How many is one of `counts`, drawn for each block.
     """
@@ -126,7 +130,8 @@ def _ranks(
     uniforms: Float[Array, "B T"], where: Bool[Array, "B T"], blocks: Int[Array, "B T"]
 ) -> Int[Array, "B T"]:
     """The place of each number among those of its block's tokens `where`, the smallest first."""
-    # Blocks follow one another, so that a block keeps its place when tokens are sorted within blocks.
+    # Blocks follow one another, so that a block keeps its place when tokens are sorted within
+    # blocks.
     order = jnp.lexsort((jnp.where(where, uniforms, 2.0), blocks))
     begins = jnp.concatenate(
         [jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1

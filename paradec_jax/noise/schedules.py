@@ -1,4 +1,5 @@
-"""Masking noise: how much of a text is hidden at a time t, which times are drawn, and which tokens are hidden then.
+"""Masking noise: how much of a text is hidden at a time t, which times are drawn, and which tokens
+are hidden then.
 
 Times lie in [0, 1]; at 0 is the text, at 1 are (almost) all masks::
 
@@ -9,9 +10,10 @@ Times lie in [0, 1]; at 0 is the text, at 1 are (almost) all masks::
     linear             sigma = a + (b - a) t               cosine squared   m = (1 - e) (1 - cos^2(pi t / 2))
     geometric          sigma = a^(1 - t) b^t
 
-w is the weight of the continuous-time bound (MDLM; Sahoo et al. 2024, arXiv 2406.07524, whose schedules these are).
-It is computed in a form that loses no digits where both factors of the quotient are small. Times of rows i = 0 .. B-1
-are drawn by one of three rules, from numbers u in [0, 1)::
+w is the weight of the continuous-time bound (MDLM; Sahoo et al. 2024, arXiv 2406.07524, whose
+schedules these are). It is computed in a form that loses no digits where both factors of the
+quotient are small. Times of rows i = 0 .. B-1 are drawn by one of three rules, from numbers u in
+[0, 1)::
 
     plain        tau_i = u_i                      each row by itself
     stratified   tau_i = (u_i + i) / B            one in each B-th of the interval (MDLM's antithetic draw)
@@ -39,7 +41,9 @@ LINEAR, GEOMETRIC = 7.0, 1.0  # b, their largest noise
 
 
 class Formulas(NamedTuple):
-    """One schedule: m(t), w(t), the time of a mask probability, and the smallest and largest noise of the bound."""
+    """One schedule: m(t), w(t), the time of a mask probability, and the smallest and largest noise
+    of the bound.
+    """
 
     probability: Callable[[Time], Time]
     weight: Callable[[Time], Time]
@@ -126,7 +130,8 @@ class Schedule:
         return math.log(-math.expm1(-low)), math.log(-math.expm1(-high))
 
     def importance(self, t: Time) -> Time:
-        """The time whose log mask probability is linear in `t`, from f_0 to f_T: MDLM's importance sampling.
+        """The time whose log mask probability is linear in `t`, from f_0 to f_T: MDLM's importance
+        sampling.
 
         There the weight of the bound is constant, `f_T - f_0`.
         """
@@ -159,7 +164,8 @@ class Times:
         return self.at(jax.random.uniform(key, (1 if self.rule == "systematic" else rows,)), rows)
 
     def at(self, uniforms: Float[Array, "U"], rows: int) -> Float[Array, "B"]:
-        """The times that these numbers in [0, 1) give: one a row, or one for all under "systematic".
+        """The times that these numbers in [0, 1) give: one a row, or one for all under
+        "systematic".
 
         Raises:
           ValueError: another number of them.
@@ -193,7 +199,8 @@ def hide(
     mask: int,
     where: Bool[Array, "B S"] | None = None,
 ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
-    """A text with the mask over tokens whose `uniform < probability`, and which of its tokens are hidden.
+    """A text with the mask over tokens whose `uniform < probability`, and which of its tokens are
+    hidden.
 
     Only tokens `where` may be; all when None.
     """

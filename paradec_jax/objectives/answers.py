@@ -30,7 +30,8 @@ MOST = 256  # tokens of a held-out answer
 def asked(
     examples: Examples, model: Model, seed: int, most: int | None, new_tokens: int, block: int
 ) -> tuple[Any, Prompts]:
-    """Numbers and prompts of examples in random order: of equal prompts one, and only where an answer has room.
+    """Numbers and prompts of examples in random order: of equal prompts one, and only where an
+    answer has room.
 
     Raises:
       ValueError: there is none.
@@ -71,10 +72,11 @@ def ending(model: Model) -> TokenSpec:
 def batches(
     what: str, case: Case, prompts: Prompts, numbers: np.ndarray, rows: int
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Numbers of prompts that are decoded together, and their request, which is filled up to so many rows.
+    """Numbers of prompts that are decoded together, and their request, which is filled up to so
+    many rows.
 
-    Fewer go together where the device has less memory than XLA plans. Lines say what it takes, and at most every 30
-    seconds how far it is.
+    Fewer go together where the device has less memory than XLA plans. Lines say what it takes, and
+    at most every 30 seconds how far it is.
     """
     stats, fit, due = jax.local_devices()[0].memory_stats(), rows, 0.0
     have = (
@@ -107,9 +109,11 @@ def answers(
 
 
 def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[str, float]:
-    """Tokens a call of a decoder on held-out prompts, and the share of answers equal to those of a slow one.
+    """Tokens a call of a decoder on held-out prompts, and the share of answers equal to those of a
+    slow one.
 
-    `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for their answers.
+    `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for
+    their answers.
     """
     assert job.held_out is not None
     first = model is job.model and jax.process_index() == 0
@@ -129,7 +133,9 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[
 
 
 def here(model: Any) -> Any:
-    """The model or head, of several processes whole on one device of this one, for what each computes alone."""
+    """The model or head, of several processes whole on one device of this one, for what each
+    computes alone.
+    """
     whole = jax.tree.map(
         lambda x: x.addressable_data(0) if shared(x) else x, gathered(dict(model.params))
     )

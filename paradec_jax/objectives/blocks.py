@@ -1,8 +1,9 @@
-"""Training of block diffusion, by SDAR's bound: from a causal model, or on from a model that writes blocks.
+"""Training of block diffusion, by SDAR's bound: from a causal model, or on from a model that writes
+blocks.
 
-A causal model's weights know the words, but a position of it predicts the next one. A model of alignment "next" goes
-on so. One of alignment "own" has to look back one position; `look_back` puts a layer for that below the others, which
-passes everything through until it has learned.
+A causal model's weights know the words, but a position of it predicts the next one. A model of
+alignment "next" goes on so. One of alignment "own" has to look back one position; `look_back` puts
+a layer for that below the others, which passes everything through until it has learned.
 """
 
 import contextlib
@@ -34,18 +35,20 @@ BLOCK = 8  # tokens of a block where a causal model begins to write them
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Ranged):
-    """Trains a model to write blocks by denoising them; what the loss does not count, such as a prompt, stays clean.
+    """Trains a model to write blocks by denoising them; what the loss does not count, such as a
+    prompt, stays clean.
 
     Attributes:
-      blocks: lengths of blocks, one of them drawn for each row; the first is the model's. By default those of the
-        model, or 8 where it is causal.
+      blocks: lengths of blocks, one of them drawn for each row; the first is the model's. By
+        default those of the model, or 8 where it is causal.
       noise: what draws a level of noise, each sample or each block, or exact counts of each block.
-      alignment: which token a position predicts, its own or the next one; as before by default, so next of a causal
-        model.
+      alignment: which token a position predicts, its own or the next one; as before by default, so
+        next of a causal model.
       look_back: whether a layer is put below those of a causal model, which adds nothing at first.
-      mask: the mask of a causal model, a token or its id; by default one that tokenizer, template and data do
-        not use.
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      mask: the mask of a causal model, a token or its id; by default one that tokenizer, template
+        and data do not use.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
     """
 
     blocks: tuple[int, ...] | None = None
@@ -73,7 +76,8 @@ class Blocks(Ranged):
         """The model that the training begins with, and the lengths of its blocks.
 
         Raises:
-          ValueError: options that the model has no use for, sliding windows, or no token for the mask.
+          ValueError: options that the model has no use for, sliding windows, or no token for the
+            mask.
         """
         model, name = job.model, job.run.model
         config: Any = model.config
@@ -108,7 +112,8 @@ class Blocks(Ranged):
         ), blocks
 
     def unused(self, job: Job) -> int:
-        """Id of the mask: of the option, else a row of the embedding or a special token that nothing uses.
+        """Id of the mask: of the option, else a row of the embedding or a special token that
+        nothing uses.
 
         Raises:
           ValueError: there is none.
@@ -146,7 +151,9 @@ class Blocks(Ranged):
         return found
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """Nats a token, of a model of blocks a bound; tokens a call, and whether the answers are those one by one."""
+        """Nats a token, of a model of blocks a bound; tokens a call, and whether the answers are
+        those one by one.
+        """
         assert job.held_out is not None
         block, pad = getattr(model.config, "block", 1), model.token_spec.pad
         if isinstance(model.config, BlockDiffusionConfig):
@@ -162,7 +169,9 @@ class Blocks(Ranged):
 
 
 def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with `layer` below their layers; its branches add zero, so that it passes everything through."""
+    """The parameters with `layer` below their layers; its branches add zero, so that it passes
+    everything through.
+    """
     moved = {}
     for name, tree in params.items():
         part, _, number = name.partition("layer_")

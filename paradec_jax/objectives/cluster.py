@@ -14,13 +14,14 @@ class Cluster:
     """Processes and their mesh; one device of one process unless something else is given or found.
 
     Attributes:
-      coordinator: HOST:PORT of process 0, where neither experiments/launch/local.py nor what JAX finds of the cluster
-        says it.
+      coordinator: HOST:PORT of process 0, where neither experiments/launch/local.py nor what JAX
+        finds of the cluster says it.
       processes: how many there are; with coordinator. 1 alone is one process, whatever JAX finds.
       process: which this one is, from 0; with coordinator.
       heartbeat_s: seconds after which a silent process counts as dead and the others end.
       data: copies of the parameters.
-      fsdp: devices over which rows and parameters lie; None for all that are left, where anything else is given.
+      fsdp: devices over which rows and parameters lie; None for all that are left, where anything
+        else is given.
       tensor: devices over which heads, inner widths and the vocabulary lie.
     """
 
@@ -33,7 +34,8 @@ class Cluster:
     tensor: int = 1
 
     def join(self) -> jax.sharding.Mesh | None:
-        """Finds the other processes, before anything asks for a device, and makes the mesh; None for one device.
+        """Finds the other processes, before anything asks for a device, and makes the mesh; None
+        for one device.
 
         Raises:
           ValueError: numbers out of range.

@@ -24,12 +24,13 @@ FIXED = {"objective", "model", "layers", "lora", "block", "new_tokens", "problem
 def claim(
     folder: Path, options: Mapping[str, Any], allow: Sequence[str] = (), begin: bool = True
 ) -> str:
-    """Writes what a run is into its folder, once, by process 0, and returns its mark; "" where there is none.
+    """Writes what a run is into its folder, once, by process 0, and returns its mark; "" where
+    there is none.
 
     Args:
       folder: path of the folder.
-      options: options of the run by name, and as `weights` digests of its models by their paths, of which those
-        count that the folder has too.
+      options: options of the run by name, and as `weights` digests of its models by their paths, of
+        which those count that the folder has too.
       allow: where it names anything, all but the model and its parts may differ.
       begin: whether anything is written.
 
@@ -94,7 +95,8 @@ def claim(
 
 
 def name_of(model: str) -> str:
-    """The name of a model in a run's default folder, which is no other model's and the same in each call.
+    """The name of a model in a run's default folder, which is no other model's and the same in each
+    call.
 
     One word is its own name, and runs/RUN/model is RUN. Any other has a digest of where it lies.
     """

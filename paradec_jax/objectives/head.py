@@ -1,8 +1,10 @@
-"""Training of a residual head beside a frozen model of blocks: multi-token residual prediction (MRP, 2605.18817).
+"""Training of a residual head beside a frozen model of blocks: multi-token residual prediction
+(MRP, 2605.18817).
 
-The head learns how the model's scores move when tokens of a block are revealed, so that one call of the model serves
-several reveals. Fewer calls alone prove nothing, since a lower threshold brings them without a head: read them beside
-the share of equal answers and `kl_ratio`, the head's divergence from the model over that of a head that adds nothing.
+The head learns how the model's scores move when tokens of a block are revealed, so that one call of
+the model serves several reveals. Fewer calls alone prove nothing, since a lower threshold brings
+them without a head: read them beside the share of equal answers and `kl_ratio`, the head's
+divergence from the model over that of a head that adds nothing.
 """
 
 import dataclasses
@@ -29,9 +31,11 @@ class Head(Ranged):
 
     Attributes:
       depth: blocks of the head, 1 to 8.
-      init: how its parameters begin: adding nothing (zero_gain), adding nothing with the model's first layers as its
-        blocks (inherited), as the released heads (normal_0.2), or at the size of hidden states (ordinary).
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      init: how its parameters begin: adding nothing (zero_gain), adding nothing with the model's
+        first layers as its blocks (inherited), as the released heads (normal_0.2), or at the size
+        of hidden states (ordinary).
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
       rules: rules of the loss.
     """
 
@@ -70,7 +74,9 @@ class Head(Ranged):
         return {"block": block, "filler": model.token_spec.pad}
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """`kl_ratio`, and what decoding gains: `Residual` of K steps with a head, `BlockDenoising` without one."""
+        """`kl_ratio`, and what decoding gains: `Residual` of K steps with a head, `BlockDenoising`
+        without one.
+        """
         assert job.held_out is not None
         ratio = 1.0
         decoder: Any = BlockDenoising()

@@ -30,7 +30,9 @@ class Limit(Hook):
 
 
 class Forecast(Hook):
-    """Says once, after the first line of the log with a rate, how fast the part is and when it ends."""
+    """Says once, after the first line of the log with a rate, how fast the part is and when it
+    ends.
+    """
 
     def __init__(self) -> None:
         self._done = False

@@ -5,8 +5,9 @@
     FOLDER/round-0/trajectories    the model's own greedy answers to the prompts, with every Jacobi iterate
     FOLDER/round-0                 training to say at any iterate of a block what stands at the end of it
 
-Progressive consistency distillation (Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681), or CLLM's (arXiv 2403.00835).
-A model that gains tokens a call can lose what it knew, so the held-out line has both.
+Progressive consistency distillation (Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681), or CLLM's
+(arXiv 2403.00835). A model that gains tokens a call can lose what it knew, so the held-out line has
+both.
 """
 
 import dataclasses
@@ -49,19 +50,24 @@ RULES = ConsistencyRules(
 
 @dataclasses.dataclass(frozen=True)
 class Jacobi(Ranged):
-    """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to the prompts.
+    """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to
+    the prompts.
 
     Attributes:
-      block: tokens of a block, of each round one number; later rounds start from the model of the one before.
+      block: tokens of a block, of each round one number; later rounds start from the model of the
+        one before.
       new_tokens: most tokens of an answer.
       problems: prompts of a round; all of them by default.
       rows: prompts that are decoded together.
-      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform (any iterate), which
-        teaches most in the clean context of the default rules (experiments/jacobi/RESULTS.md).
-      rehearse: share of a batch that are examples of the data, responses and all, whose next-token loss weighs
-        `ar_weight` too. What a small model knows is soon forgotten without it. At 0 lines may be prompts alone.
+      order: how noise is spread over the blocks of a window: linear, reverse, random, or uniform
+        (any iterate), which teaches most in the clean context of the default rules
+        (experiments/jacobi/RESULTS.md).
+      rehearse: share of a batch that are examples of the data, responses and all, whose next-token
+        loss weighs `ar_weight` too. What a small model knows is soon forgotten without it. At 0
+        lines may be prompts alone.
       cllm: whether the loss is CLLM's, of single blocks; of the rules it reads `ar_weight` alone.
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
       rules: rules of the loss. Their window is that of the noise too.
     """
 
@@ -105,7 +111,8 @@ class Jacobi(Ranged):
         return dataclasses.replace(model, decoder=f"jacobi --block {self.block[-1]} --running")
 
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
-        """The trajectories of a round; a collection that was stopped goes on with the prompts that it lacks.
+        """The trajectories of a round; a collection that was stopped goes on with the prompts that
+        it lacks.
 
         Raises:
           Stopped: the time of the call is over before the collection is.
@@ -152,7 +159,9 @@ class Jacobi(Ranged):
     def data(
         self, job: Job, found: Trajectories, indices: np.ndarray, seed: int
     ) -> tuple[Endless, int]:
-        """Batches of pairs, of examples beside them where some are rehearsed, and how many updates a round has."""
+        """Batches of pairs, of examples beside them where some are rehearsed, and how many updates
+        a round has.
+        """
         again = round(self.rehearse * job.run.batch_tokens)
         options: dict[str, Any] = {"multiple": job.multiple, "alone": self.cllm, "indices": indices}
         options |= {"selection": Selection(self.order, self.rules.window)}
@@ -182,8 +191,9 @@ class Jacobi(Ranged):
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """What decoding gains on held-out prompts, and beside it what the model is worth.
 
-        Nats a token of the held-out responses, and of the model's own greedy answers under the model that the run
-        started from; then of the decoders tokens a call, and the share of answers equal to those one by one.
+        Nats a token of the held-out responses, and of the model's own greedy answers under the
+        model that the run started from; then of the decoders tokens a call, and the share of
+        answers equal to those one by one.
         """
         assert job.held_out is not None
         numbers = {}

@@ -16,12 +16,14 @@ from paradec_jax.store.model import Model
 
 @dataclasses.dataclass(frozen=True)
 class Masked(Ranged):
-    """Trains a denoiser on its data, read as one text: rows are windows of `--length` tokens from anywhere in it.
+    """Trains a denoiser on its data, read as one text: rows are windows of `--length` tokens from
+    anywhere in it.
 
     What the loss does not count, such as a prompt, is never hidden.
 
     Attributes:
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
       rules: noise of the bound.
     """
 
@@ -43,7 +45,9 @@ class Masked(Ranged):
         return job.fit("masked", job.model, loss, data, updates=job.updates(data), flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """The bound in nats a token, and the share of hidden tokens that are guessed, without dropout."""
+        """The bound in nats a token, and the share of hidden tokens that are guessed, without
+        dropout.
+        """
         assert job.held_out is not None
         options: Any = {"dropout": False, "chunk": self.chunk}
         loss = masked_diffusion_loss(model.network, model.token_spec, self.rules, **options)
@@ -52,7 +56,9 @@ class Masked(Ranged):
 
 
 def windows(job: Job, examples: Examples) -> Endless:
-    """Batches of windows of all examples, one after the other; an epoch has as many tokens as they have."""
+    """Batches of windows of all examples, one after the other; an epoch has as many tokens as they
+    have.
+    """
     length = length_of(job.run, job.model)
     rows = max(job.run.batch_tokens // length // job.multiple, 1) * job.multiple
     make = WindowMaker(examples.ids, job.run.seed, rows, length, counted=examples.counted)

@@ -4,7 +4,8 @@
 
     r ~ draw(M(t)),    M(t) = first_mean + t / T (mean - first_mean)
 
-for update t of T. Only the last recurrences carry gradient (Geiping et al. 2025, arXiv 2502.05171, section 3).
+for update t of T. Only the last recurrences carry gradient (Geiping et al. 2025, arXiv 2502.05171,
+section 3).
 """
 
 import dataclasses
@@ -34,7 +35,8 @@ class Recurrent(Ranged):
       mean: M; the recurrences of the model's config by default.
       first_mean: M before it grows; `mean` by default.
       backprop_depth: last recurrences that carry gradient; as the model's config by default.
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
     """
 
     draw: Literal["poisson_lognormal", "exponential"] = "poisson_lognormal"
@@ -69,7 +71,9 @@ class Recurrent(Ranged):
         return job.fit("recurrent", model, loss, data, updates=updates, flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes the same."""
+        """Nats a token at the config's recurrences; tokens a call of a wave, and whether it writes
+        the same.
+        """
         r = model.network.config.mean_recurrence
         loss = recurrent_loss(model.network, lambda key, step: jnp.int32(r), chunk=self.chunk)
         wave, nats = Wavefront(), job.means(loss, model)["loss"]

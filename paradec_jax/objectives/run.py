@@ -1,4 +1,6 @@
-"""One run of an objective: its folder, its data, its parts, the model that it ends in, the held-out line."""
+"""One run of an objective: its folder, its data, its parts, the model that it ends in, the held-out
+line.
+"""
 
 import dataclasses
 import json
@@ -67,8 +69,10 @@ class Run(Ranged):
     A call that ends early, by --minutes or a signal, goes on when the same command is given again.
 
     Attributes:
-      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision].
-      data: JSON lines with "messages", "prompt" and "response", or "text": a file, a folder or a pattern.
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or
+        org/name[@revision].
+      data: JSON lines with "messages", "prompt" and "response", or "text": a file, a folder or a
+        pattern.
       held_out: lines of the same form that the model is measured on before and after.
       out: folder of the run; runs/OBJECTIVE-MODEL by default, of a run's model runs/OBJECTIVE-RUN.
       minutes: after so many the call ends, before its run is done.
@@ -86,14 +90,17 @@ class Run(Ranged):
       warmup: share of the updates in which the rate climbs.
       cooldown: share of the updates, the last ones, in which it falls.
       ema: decay of a moving average of the parameters, which then is what the run ends in.
-      blend: share of what training changed that the run's model has: base + blend (trained - base). Below 1 more
-        stays of what it knew (Wortsman et al., 2022, arXiv 2109.01903). A finished run is given another at once.
-      base: the model that is blended with where it is not `model`, such as that before several runs.
-      layers: share of the layers that train, the upper ones, one at least; below 1 embedding and output matrix stay.
-      lora: rank of the adapters that train in the place of these layers' matrices; the run's folder then has
-        `adapter`, in PEFT's layout, beside the merged `model`.
-      precision: of parameters and activations; mixed has parameters in float32, bfloat16 rounds updates away that are
-        far below a number's size. The model is written as it was read.
+      blend: share of what training changed that the run's model has: base + blend (trained - base).
+        Below 1 more stays of what it knew (Wortsman et al., 2022, arXiv 2109.01903). A finished run
+        is given another at once.
+      base: the model that is blended with where it is not `model`, such as that before several
+        runs.
+      layers: share of the layers that train, the upper ones, one at least; below 1 embedding and
+        output matrix stay.
+      lora: rank of the adapters that train in the place of these layers' matrices; the run's folder
+        then has `adapter`, in PEFT's layout, beside the merged `model`.
+      precision: of parameters and activations; mixed has parameters in float32, bfloat16 rounds
+        updates away that are far below a number's size. The model is written as it was read.
       products: jax's precision of products, such as BF16_BF16_F32.
       remat: what a backward pass computes anew, as of the model's config.
       accumulate: parts of a batch that are computed one after the other.
@@ -165,7 +172,8 @@ class Job:
       mesh: devices, or None for one.
       until: when the call is to end, in seconds of `time.monotonic`; infinity for never.
       mark: what tells the run from others, of process 0; what it writes is marked with it.
-      adapters: with LoRA, after each part the adapter, and the parameters that it changes: those of the first part.
+      adapters: with LoRA, after each part the adapter, and the parameters that it changes: those of
+        the first part.
     """
 
     run: Run
@@ -209,17 +217,20 @@ class Job:
         rounds: Rounds | None = None,
         hooks: Sequence[Hook] = (),
     ) -> Any:
-        """The model after so many updates, whose checkpoints and log lie in FOLDER/PART; a finished part is read.
+        """The model after so many updates, whose checkpoints and log lie in FOLDER/PART; a finished
+        part is read.
 
         Args:
           part: name of the part; its folder.
-          model: where it starts, perhaps a residual head; with LoRA a later part goes on with the adapter before it.
+          model: where it starts, perhaps a residual head; with LoRA a later part goes on with the
+            adapter before it.
           loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
           data: batches.
           updates: length of the part.
           frozen: what the loss needs and does not train.
           flops: operations of an update in which all parameters train, for the log.
-          rounds: when the student becomes the teacher, which the model is at first; all parameters train.
+          rounds: when the student becomes the teacher, which the model is at first; all parameters
+            train.
           hooks: further ones, which act before a checkpoint is written.
 
         Raises:
@@ -264,7 +275,9 @@ class Job:
     def means(
         self, loss: Objective, model: Any, data: Any = None, frozen: Any = None
     ) -> dict[str, float]:
-        """The loss and its metrics over an epoch of batches, by default of the held-out examples, each once."""
+        """The loss and its metrics over an epoch of batches, by default of the held-out examples,
+        each once.
+        """
         assert self.held_out is not None
         data = data or self.batches(self.held_out, packed=False, seed=0, prefetch=0)
         sums, total = jax.jit(loss.sums), None
@@ -308,7 +321,9 @@ def averaged(state: TrainState) -> Any:
 
 
 def blended(base: Any, trained: Any, share: float) -> Any:
-    """base + share (trained - base), in float32 before it is rounded; what the base lacks is as trained."""
+    """base + share (trained - base), in float32 before it is rounded; what the base lacks is as
+    trained.
+    """
     if isinstance(trained, Mapping):
         return {name: blended(base.get(name, x), x, share) for name, x in trained.items()}
     mean = (1 - share) * base.astype(jnp.float32) + share * trained.astype(jnp.float32)
@@ -326,7 +341,9 @@ def adapted(adapter: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, An
 
 
 def joined(loss: Objective, join: Any) -> Objective:
-    """The loss as one of the parameters that train; `frozen` has the others as `kept` beside its own, `given`."""
+    """The loss as one of the parameters that train; `frozen` has the others as `kept` beside its
+    own, `given`.
+    """
 
     def sums(trained: Any, frozen: Any, batch: Any, key: Any) -> Any:
         return loss.sums(join(trained, frozen["kept"]), frozen["given"], batch, key)
@@ -367,7 +384,8 @@ def in_training(model: Model, run: Run) -> Model:
 
 
 def train(objective: Any, run: Run) -> None:
-    """Runs an objective: reads the data, claims the folder, trains, and writes the model and what it is worth.
+    """Runs an objective: reads the data, claims the folder, trains, and writes the model and what
+    it is worth.
 
     Raises:
       ValueError, OSError: options, data or a folder that do not fit; one sentence.
@@ -463,7 +481,9 @@ def train(objective: Any, run: Run) -> None:
 def finish(
     folder: Path, about: dict[str, Any], before: Mapping[str, float], after: Mapping[str, float]
 ) -> None:
-    """Writes FOLDER/metrics.jsonl, the logs of all parts and what came out, and says where the model lies."""
+    """Writes FOLDER/metrics.jsonl, the logs of all parts and what came out, and says where the
+    model lies.
+    """
     lines = []
     for path in sorted(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime):
         for line in path.read_text(encoding="utf-8").splitlines():

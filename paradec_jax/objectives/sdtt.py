@@ -1,12 +1,13 @@
-"""Self-distillation through time (SDTT, Deschenaux and Gulcehre 2024, arXiv 2410.21035) of a denoiser.
+"""Self-distillation through time (SDTT, Deschenaux and Gulcehre 2024, arXiv 2410.21035) of a
+denoiser.
 
 ::
 
     FOLDER/sdtt                  all rounds: in each the student of the round before is the teacher
     FOLDER/round-0/model  ..     the student of each round
 
-The loss hardly falls within a round, since most of it is the variance of targets that are drawn anew each time. The
-held-out line therefore has what texts of few steps are worth.
+The loss hardly falls within a round, since most of it is the variance of targets that are drawn
+anew each time. The held-out line therefore has what texts of few steps are worth.
 """
 
 import dataclasses
@@ -33,16 +34,19 @@ from paradec_jax.train import Evaluate, Rounds, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Sdtt(Ranged):
-    """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump` before.
+    """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump`
+    before.
 
     Updates and epochs of the run are those of a round.
 
     Attributes:
       rounds: how many; the student of the last one aims at `first_steps / jump^rounds` steps.
-      weights: which weights become the next teacher: the student's (raw) or, with --ema, their average (ema).
+      weights: which weights become the next teacher: the student's (raw) or, with --ema, their
+        average (ema).
       reset_optimizer: whether a round begins with a new optimizer and a new schedule.
       reset_ema: whether a round begins a new average.
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
       rules: rules of the loss.
     """
 
@@ -96,7 +100,8 @@ class Sdtt(Ranged):
         )
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
-        """What held-out text costs at most; and of texts drawn in few steps their cost at the start, and entropy.
+        """What held-out text costs at most; and of texts drawn in few steps their cost at the
+        start, and entropy.
 
         Few steps cost variety, and a text without any costs little, so the two are read together.
         """

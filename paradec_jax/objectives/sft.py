@@ -16,7 +16,8 @@ class Sft(Ranged):
     """Finetunes a causal model on its data: the cross-entropy of the next token.
 
     Attributes:
-      chunk: positions of a row whose scores are made at a time; all when None, which takes more memory.
+      chunk: positions of a row whose scores are made at a time; all when None, which takes more
+        memory.
     """
 
     chunk: int | None = 256

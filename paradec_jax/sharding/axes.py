@@ -1,9 +1,11 @@
-"""Logical axes of every parameter, by path: what optimizers, cost estimates and sharding rules read.
+"""Logical axes of every parameter, by path: what optimizers, cost estimates and sharding rules
+read.
 
 vocab      V, tokens          heads      H, query heads          mlp         F, inner width of the MLP
 embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
-embed_pair 2D, two vectors of width D side by side (latent state and prelude output, embedding and head input)
-conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
+embed_pair 2D, two vectors of width D side by side (latent state and prelude output, embedding and
+head input) conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors
+and two_vectors come of it
 """
 
 import dataclasses
@@ -23,8 +25,9 @@ class Axes:
 
     Attributes:
       names: one for each axis.
-      inputs, outputs: those of the matrices in the parameter, for optimizers that treat matrices apart; axes in
-        neither count matrices. Both empty: no matrix, or one that is looked up in (embedding, output matrix).
+      inputs, outputs: those of the matrices in the parameter, for optimizers that treat matrices
+        apart; axes in neither count matrices. Both empty: no matrix, or one that is looked up in
+        (embedding, output matrix).
     """
 
     names: Names
@@ -48,8 +51,9 @@ BIASES: dict[str, Axes] = {
     r"attention/q_bias$": Axes(("heads", "head_dim")),
     r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
 }
-# All query heads of a layer are one matrix to the optimizer of the recurrent models, and so are its keys and values;
-# in causal models each head is a matrix of its own. So the bundled models were trained.
+# All query heads of a layer are one matrix to the optimizer of the recurrent models, and so are its
+# keys and values; in causal models each head is a matrix of its own. So the bundled models were
+# trained.
 RECURRENT: dict[str, Axes] = (
     SHARED
     | BIASES
@@ -80,8 +84,8 @@ RESIDUAL_HEAD: dict[str, Axes] = {
     r"^(embedding|hidden)_norm$": Axes(("embed",)),
     r"^fusion$": _matrix(("embed_pair",), ("embed",)),
 }
-# The layers that modulate are no matrices to that optimizer: they read one constant vector, so their gradients have
-# rank one.
+# The layers that modulate are no matrices to that optimizer: they read one constant vector, so
+# their gradients have rank one.
 MASKED_DIFFUSION: dict[str, Axes] = (
     SHARED
     | _BY_HEAD
@@ -98,12 +102,14 @@ MASKED_DIFFUSION: dict[str, Axes] = (
     }
 )
 
-# What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all families.
+# What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all
+# families.
 PREPARED: dict[str, Axes] = {
     r"/constants$": Axes(("six_vectors", "embed")),
     r"^final_constants$": Axes(("two_vectors", "embed")),
 }
-# What is trained in the place of matrices (`lora`): A [r, in] and B [out, r], whole on every device.
+# What is trained in the place of matrices (`lora`): A [r, in] and B [out, r], whole on every
+# device.
 ADAPTER: dict[str, Axes] = {
     r"/lora_a$": Axes(("rank", "inputs"), ("inputs",), ("rank",)),
     r"/lora_b$": Axes(("outputs", "rank"), ("rank",), ("outputs",)),

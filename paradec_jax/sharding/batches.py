@@ -16,7 +16,8 @@ def mesh_for(mesh: Mesh | None, tree: PyTree) -> Mesh | None:
     """The given mesh, or else the one that arrays of the tree lie on; None for one device.
 
     Raises:
-      ValueError: a mesh with Explicit axes or, of several processes, none or one that leaves out some of them.
+      ValueError: a mesh with Explicit axes or, of several processes, none or one that leaves out
+        some of them.
     """
     mesh = mesh_of(tree) if mesh is None else mesh
     check_whole(mesh)
@@ -50,7 +51,9 @@ def batch_on(mesh: Mesh | None, batch: PyTree) -> PyTree:
 
 
 def rows_here(mesh: Mesh, count: int) -> tuple[int, int]:
-    """Which rows of a batch of `count` the devices of this process hold: the first, and one past the last."""
+    """Which rows of a batch of `count` the devices of this process hold: the first, and one past
+    the last.
+    """
     where = row_shardings(jax.ShapeDtypeStruct((count,), bool), mesh)
     rows = [
         index[0].indices(count)

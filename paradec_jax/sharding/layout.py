@@ -18,18 +18,20 @@ _SAME = re.compile(r"_\d+(?=/|$)")
 
 
 def shardings(params: PyTree, mesh: AnyMesh) -> PyTree:
-    """Where each parameter lies on a mesh, by its logical axes (`sharding.axes`) and the rules (`sharding.rules`).
+    """Where each parameter lies on a mesh, by its logical axes (`sharding.axes`) and the rules
+    (`sharding.rules`).
 
     Args:
-      params: parameters of any family, raw or prepared, or shapes of them; those of several networks in one tree
-        as well. Arrays that lie on the mesh already stay as they lie.
+      params: parameters of any family, raw or prepared, or shapes of them; those of several
+        networks in one tree as well. Arrays that lie on the mesh already stay as they lie.
       mesh: of `make_mesh`; a `jax.sharding.AbstractMesh` where it is a plan.
 
     Returns:
       A NamedSharding for each, for `jax.device_put`, `jax.jit` or a ShapeDtypeStruct.
 
     Raises:
-      ValueError: a mesh with Explicit axes, or a parameter whose path has no entry in the table of axes.
+      ValueError: a mesh with Explicit axes, or a parameter whose path has no entry in the table of
+        axes.
     """
     check_mesh(mesh)
 
@@ -49,10 +51,12 @@ def shardings(params: PyTree, mesh: AnyMesh) -> PyTree:
 
 
 def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) -> PyTree:
-    """Where the arrays of a tree lie that holds trees like the parameters': a state, an optimizer's, an average.
+    """Where the arrays of a tree lie that holds trees like the parameters': a state, an
+    optimizer's, an average.
 
-    An array lies as the parameter whose path ends its own and whose shape it has; every other one lies whole on every
-    device (counts, the key, statistics of other shapes). `placed` says where the parameters lie, from `shardings`.
+    An array lies as the parameter whose path ends its own and whose shape it has; every other one
+    lies whole on every device (counts, the key, statistics of other shapes). `placed` says where
+    the parameters lie, from `shardings`.
     """
     of_params = zip(
         jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(placed), strict=True
@@ -68,7 +72,8 @@ def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) 
 
 
 def row_shardings(tree: PyTree, mesh: AnyMesh) -> PyTree:
-    """Where the arrays of a batch or a request lie: the leading axis by rows where that divides, the others whole.
+    """Where the arrays of a batch or a request lie: the leading axis by rows where that divides,
+    the others whole.
 
     Raises:
       ValueError: a mesh with Explicit axes.
@@ -84,10 +89,11 @@ def row_shardings(tree: PyTree, mesh: AnyMesh) -> PyTree:
 
 
 def layout(params: PyTree, mesh: AnyMesh) -> str:
-    """A table for people: where the parameters lie, which rules did not divide an axis, and the bytes of a device.
+    """A table for people: where the parameters lie, which rules did not divide an axis, and the
+    bytes of a device.
 
-    Parameters of equal names, layers aside, and shapes share a line. Rules that do not divide an axis are named for
-    matrices; a vector that lies whole costs little.
+    Parameters of equal names, layers aside, and shapes share a line. Rules that do not divide an
+    axis are named for matrices; a vector that lies whole costs little.
 
     Raises:
       ValueError: what `shardings` refuses.

@@ -16,9 +16,11 @@ AXES = ("data", "fsdp", "tensor")
 def make_mesh(
     data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh with Auto axes `data`, `fsdp` and `tensor`: the compiler chooses shardings between constraints.
+    """A mesh with Auto axes `data`, `fsdp` and `tensor`: the compiler chooses shardings between
+    constraints.
 
-    Rows of a batch lie over `data` and `fsdp`, parameters over `fsdp` and `tensor`: see `sharding.rules`.
+    Rows of a batch lie over `data` and `fsdp`, parameters over `fsdp` and `tensor`: see
+    `sharding.rules`.
 
     Args:
       data: copies of the parameters that read rows of their own.
@@ -27,8 +29,8 @@ def make_mesh(
       devices: the devices, all of the process's backend when None.
 
     Raises:
-      ValueError: a size that is neither positive nor -1 (the rest), more than one -1, or sizes that do not make up
-        the devices.
+      ValueError: a size that is neither positive nor -1 (the rest), more than one -1, or sizes that
+        do not make up the devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
@@ -50,7 +52,8 @@ def make_mesh(
     try:
         return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
     except NotImplementedError:
-        # The axes of the torus do not make up the mesh's, such as 2 x 32 of 4 x 4 x 4 chips: split them.
+        # The axes of the torus do not make up the mesh's, such as 2 x 32 of 4 x 4 x 4 chips: split
+        # them.
         split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(split, AXES, axis_types=kinds)
 
@@ -83,7 +86,8 @@ def placed_on(leaf: Any) -> Mesh | None:
 
 
 def mesh_of(*trees: Any) -> Mesh | None:
-    """The mesh of several devices that arrays of the trees lie on; None where there is none, or they are traced.
+    """The mesh of several devices that arrays of the trees lie on; None where there is none, or
+    they are traced.
 
     Raises:
       ValueError: a mesh with axes that are not Auto.
@@ -98,9 +102,11 @@ def mesh_of(*trees: Any) -> Mesh | None:
 
 
 def on(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
-    """The context in which constraints of `sharding.rules` are about this mesh; the caller's own for None.
+    """The context in which constraints of `sharding.rules` are about this mesh; the caller's own
+    for None.
 
-    While something is traced, a gradient too, JAX takes no mesh, and the caller's own stays in force.
+    While something is traced, a gradient too, JAX takes no mesh, and the caller's own stays in
+    force.
     """
     if mesh is None:
         return contextlib.nullcontext()

@@ -39,7 +39,8 @@ def check_whole(mesh: Mesh | None) -> None:
 
 
 def put(tree: PyTree, where: PyTree) -> PyTree:
-    """As `jax.device_put(tree, where)`, but over processes nothing is sent: each gives what its devices hold.
+    """As `jax.device_put(tree, where)`, but over processes nothing is sent: each gives what its
+    devices hold.
 
     What a process has on its host or on its own devices must therefore be the same on all.
     """

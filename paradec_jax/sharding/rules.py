@@ -10,7 +10,8 @@ vocab, mlp     tensor                      whole
 embed          fsdp                        another axis of the parameter: mlp or vocab, else whole
 =============  ==========================  =====================================================
 
-`embed_pair` and `conditioning` are as `embed`. Vectors do not lie over fsdp: to gather them costs more than it saves.
+`embed_pair` and `conditioning` are as `embed`. Vectors do not lie over fsdp: to gather them costs
+more than it saves.
 """
 
 import functools
@@ -43,7 +44,9 @@ Sizes = Mapping[str, int]
 def assign(
     names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes
 ) -> tuple[P, tuple[str, ...]]:
-    """Where a parameter of such axes lies, and which rules it could not follow as they do not divide its axes."""
+    """Where a parameter of such axes lies, and which rules it could not follow as they do not
+    divide its axes.
+    """
     taken: list[tuple[str, ...]] = [()] * len(names)
     missed = []
     for name, axis in RULES:
@@ -61,7 +64,9 @@ def assign(
 
 
 def row_axes(count: int, sizes: Sizes) -> tuple[str, ...] | None:
-    """Axes of the mesh over which so many rows lie: data and fsdp, the larger one that divides them, or None."""
+    """Axes of the mesh over which so many rows lie: data and fsdp, the larger one that divides
+    them, or None.
+    """
     alone = sorted(ROWS, key=lambda name: -sizes.get(name, 1))
     for axes in (ROWS, *((name,) for name in alone)):
         present = tuple(name for name in axes if sizes.get(name, 1) > 1)
@@ -71,14 +76,17 @@ def row_axes(count: int, sizes: Sizes) -> tuple[str, ...] | None:
 
 
 def sizes_in_force() -> dict[str, int]:
-    """Sizes of the Auto axes of the mesh that the program is traced for, those of one device left out."""
+    """Sizes of the Auto axes of the mesh that the program is traced for, those of one device left
+    out.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return {name: size for name, size, kind in axes if kind == AxisType.Auto and size > 1}
 
 
 def by_rows(x: Any, heads: int | None = None, *, axis: int = 0) -> Any:
-    """Constrains an array to lie by rows, along `axis`, and by the heads of axis `heads`; every other axis whole.
+    """Constrains an array to lie by rows, along `axis`, and by the heads of axis `heads`; every
+    other axis whole.
 
     Does nothing where nothing is traced, or a program for no mesh.
     """
@@ -100,11 +108,12 @@ def whole(x: Any) -> Any:
 
 
 def gathered(weight: Any, dtype: Any, *names: str) -> Any:
-    """A matrix that lies over fsdp, cast to the narrower dtype of its products and only then gathered.
+    """A matrix that lies over fsdp, cast to the narrower dtype of its products and only then
+    gathered.
 
-    Between devices it moves in that dtype, and so does its gradient, which each device gets its part of. Does nothing
-    to a matrix that is as narrow, and where nothing is traced for a mesh with an axis `fsdp`. Afterwards the matrix
-    is whole or split over `tensor`.
+    Between devices it moves in that dtype, and so does its gradient, which each device gets its
+    part of. Does nothing to a matrix that is as narrow, and where nothing is traced for a mesh with
+    an axis `fsdp`. Afterwards the matrix is whole or split over `tensor`.
     """
     sizes, dtype = sizes_in_force(), jnp.dtype(dtype)
     narrow = dtype.itemsize < weight.dtype.itemsize
@@ -127,7 +136,9 @@ def _gathered_forward(weight: Any, dtype: Any, stored: P, after: P) -> tuple[Any
 
 
 def _gathered_backward(dtype: Any, stored: P, after: P, like: Any, gradient: Any) -> tuple[Any]:
-    """Without a constraint to lie whole, which would sum all of it on every device before each took its part."""
+    """Without a constraint to lie whole, which would sum all of it on every device before each took
+    its part.
+    """
     del dtype, after
     return (lax.with_sharding_constraint(gradient, stored).astype(like.dtype),)
 

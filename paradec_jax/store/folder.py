@@ -1,4 +1,5 @@
-"""Models on disk: a folder with a readable config.json, parameters in safetensors, and perhaps a tokenizer.
+"""Models on disk: a folder with a readable config.json, parameters in safetensors, and perhaps a
+tokenizer.
 
 ::
 
@@ -8,7 +9,8 @@
     residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
     tokenizer.json, chat_template.jinja   optional
 
-A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a folder is ever unpickled.
+A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a folder is ever
+unpickled.
 """
 
 import contextlib
@@ -65,13 +67,14 @@ def save(
 
     Args:
       folder: path of the new folder; parents are made.
-      model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
+      model: parameters may lie on a device or on the host, or be made when they are written
+        (`disk.tensors.Lazy`).
       overwrite: whether a model folder already there, as it was written, is replaced.
       run: mark of the run whose model it is; one already there must have the same.
 
     Raises:
-      StoreError: when the folder exists or has other files, the parameters contradict the config, or the head is
-        another network's.
+      StoreError: when the folder exists or has other files, the parameters contradict the config,
+        or the head is another network's.
     """
     _check_ids(model.config, model.token_spec, model.tokenizer)
     sources: dict[str, Any] = (
@@ -120,23 +123,27 @@ def load(
     adapter: str | os.PathLike[str] | None = None,
     kind: str | None = None,
 ) -> Model:
-    """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in memory.
+    """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in
+    memory.
 
     Of a model folder, names, shapes, types and digests are checked before any parameter is read.
 
     Args:
-      source: bare name of a bundled model ("tiny-causal"), path of a model folder, of a Hugging Face folder or of a
-        .gguf file, or a name on the Hugging Face Hub ("org/name", "org/name@revision"; extra `hub`).
-      dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
+      source: bare name of a bundled model ("tiny-causal"), path of a model folder, of a Hugging
+        Face folder or of a .gguf file, or a name on the Hugging Face Hub ("org/name",
+        "org/name@revision"; extra `hub`).
+      dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by
+        default.
       allow_nonfinite: whether parameters may be NaN or infinite.
-      mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
-        own devices hold. The default device when None.
+      mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a
+        process keeps what its own devices hold. The default device when None.
       adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
-      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it, "bd3lm".
+      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it,
+        "bd3lm".
 
     Raises:
-      StoreError: when the source is missing, of another format, damaged, contradicts itself or cannot be converted;
-        when the adapter is of another model, or not plain LoRA.
+      StoreError: when the source is missing, of another format, damaged, contradicts itself or
+        cannot be converted; when the adapter is of another model, or not plain LoRA.
       ValueError: a mesh with Explicit axes.
     """
     if dtype is not None and dtype not in PARAM_DTYPES:
@@ -194,7 +201,8 @@ def _reading(
 
 
 def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Model:
-    """A model whose parameters are read when `np.asarray` asks for them: `np.asarray(model.params["embedding"])`.
+    """A model whose parameters are read when `np.asarray` asks for them:
+    `np.asarray(model.params["embedding"])`.
 
     Args:
       folder: model folder, or name of one, as for `load`.
@@ -245,8 +253,8 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
 def fingerprint(folder: str | os.PathLike[str]) -> str:
     """SHA-256 of a model's shape and parameters: two models of one name differ in it.
 
-    A head counts; fields of a config that have their defaults, or change no output, do not. Nothing but config.json
-    is read, since that has the digests of all files.
+    A head counts; fields of a config that have their defaults, or change no output, do not. Nothing
+    but config.json is read, since that has the digests of all files.
 
     Raises:
       StoreError: see `load`.
@@ -266,7 +274,9 @@ def digest_of(source: str) -> str:
 
 
 def names_of(models: Sequence[str]) -> list[str]:
-    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
+    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the
+    last part.
+    """
     paths = [Path(model).parts for model in models]
     short = ["/".join(p[-3:-1] if len(p) >= 3 and p[-1] == "model" else p[-1:]) for p in paths]
     return short if len(set(short)) == len(short) else list(models)
@@ -323,7 +333,9 @@ def _built(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
-    """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use its last ids."""
+    """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use
+    its last ids.
+    """
     size = config.vocab_size
     optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
     for token in (*optional, *token_spec.stop, token_spec.pad):
@@ -376,7 +388,9 @@ def _check_head(
 
 
 def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonfinite: bool) -> Any:
-    """The parameters of a part, which lie in unchanged files and are those that its config asks for."""
+    """The parameters of a part, which lie in unchanged files and are those that its config asks
+    for.
+    """
     tensors: dict[str, Lazy] = {}
     for file in weights:
         tensors |= open_tensors(folder / file)

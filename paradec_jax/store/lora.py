@@ -1,13 +1,15 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): what is trained in the place of a matrix.
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): what is trained in the place of a
+matrix.
 
 ::
 
     W' = W + s B A,    A [r, in], B [out, r], B = 0 at the start; s = alpha / r
 
-An adapter is a nested dict whose paths are those of the matrices that it changes: "layer_0/attention/q/lora_a" and
-".../lora_b". A and B have the shapes that PEFT stores: inputs and outputs of a matrix are one axis each, whatever
-axes its parameter has. All parameters put their input axes before their output axes, so W + s (A^T B^T) needs no more
-than a reshape: a query matrix [D, H, C] is [in, out] with out = H C.
+An adapter is a nested dict whose paths are those of the matrices that it changes:
+"layer_0/attention/q/lora_a" and ".../lora_b". A and B have the shapes that PEFT stores: inputs and
+outputs of a matrix are one axis each, whatever axes its parameter has. All parameters put their
+input axes before their output axes, so W + s (A^T B^T) needs no more than a reshape: a query matrix
+[D, H, C] is [in, out] with out = H C.
 """
 
 import dataclasses
@@ -32,7 +34,8 @@ def init_lora(params: Mapping[str, Any], axes: Axes, rank: int, key: Array) -> d
     """An adapter that changes nothing yet: float32, A uniform in +-1/sqrt(in) as in PEFT, B zero.
 
     Args:
-      params: parameters, or shapes of them; those of some layers alone for an adapter of these layers.
+      params: parameters, or shapes of them; those of some layers alone for an adapter of these
+        layers.
       axes: of `families.matrix_axes`; every matrix that it names is adapted.
       rank: r.
       key: of the draws.
@@ -64,11 +67,13 @@ def init_lora(params: Mapping[str, Any], axes: Axes, rank: int, key: Array) -> d
 
 
 def merge(params: Mapping[str, Any], adapter: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """The parameters with W + s B A in the place of each W that the adapter names, summed in float32.
+    """The parameters with W + s B A in the place of each W that the adapter names, summed in
+    float32.
 
-    Training differentiates through it: `loss(merge(frozen, adapter, SCALE), ...)` has gradients towards A and B. A
-    sum takes the dtype of its W; bfloat16 rounds away what changes a number by less than 1/512. That of a `Lazy`
-    parameter is made when it is read, and stays float32 for the reader to round, once.
+    Training differentiates through it: `loss(merge(frozen, adapter, SCALE), ...)` has gradients
+    towards A and B. A sum takes the dtype of its W; bfloat16 rounds away what changes a number by
+    less than 1/512. That of a `Lazy` parameter is made when it is read, and stays float32 for the
+    reader to round, once.
     """
 
     def merged(weight: Any, changes: Mapping[str, Any]) -> Any:

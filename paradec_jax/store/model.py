@@ -1,4 +1,6 @@
-"""A model in memory: shape, parameters and the facts of its checkpoint, perhaps with a residual head."""
+"""A model in memory: shape, parameters and the facts of its checkpoint, perhaps with a residual
+head.
+"""
 
 import dataclasses
 import functools
@@ -11,12 +13,14 @@ from paradec_jax.families import network_of
 from paradec_jax.text.tokenizer import Tokenizer
 
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
-# Fields of a generation_config.json that no decoder applies, which is said where they change a text.
+# Fields of a generation_config.json that no decoder applies, which is said where they change a
+# text.
 OTHERS = "typical_p num_beams no_repeat_ngram_size penalty_alpha encoder_repetition_penalty"
 
 
 def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling that a generation_config.json says, with the defaults of transformers 5 where it samples.
+    """The sampling that a generation_config.json says, with the defaults of transformers 5 where it
+    samples.
 
     Fields of `OTHERS` are in it too.
 
@@ -48,7 +52,8 @@ class ResidualHead:
     Attributes:
       config: the head's shape.
       params: nested dict of arrays.
-      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
+      backbone: fingerprint of the network that it was trained on; None for the one that it lies
+        beside.
     """
 
     config: ResidualHeadConfig
@@ -71,11 +76,13 @@ class Model:
       token_spec: special tokens of the checkpoint.
       tokenizer: text to ids and back, or None.
       chat_template: what makes a text of messages (`paradec_jax.text.chat.conversation`), or None.
-      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
+      special_tokens: texts that the template knows by name, such as "bos_token", besides those of
+        the ids.
       head: what corrects the network's scores between its calls, or None.
-      sampling: fields of `RepetitionKnobs` and of `OTHERS` by name, for answers to conversations where the caller
-        gives no knobs.
-      decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8 --running"), or None.
+      sampling: fields of `RepetitionKnobs` and of `OTHERS` by name, for answers to conversations
+        where the caller gives no knobs.
+      decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8
+        --running"), or None.
     """
 
     config: ModelConfig
@@ -100,7 +107,8 @@ class Model:
 
     @functools.cached_property
     def prepared(self) -> Any:
-        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept with the model.
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and
+        kept with the model.
 
         What is cast or laid out otherwise is a copy beside `params`; the rest is shared.
         """

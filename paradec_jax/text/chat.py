@@ -1,7 +1,8 @@
-"""Conversations: the text that a checkpoint's chat template makes of a list of messages, and whose words are whose.
+"""Conversations: the text that a checkpoint's chat template makes of a list of messages, and whose
+words are whose.
 
-A template is a Jinja program that comes with the weights (`chat_template` in tokenizer_config.json, or a file
-chat_template.jinja); `paradec_jax.text.template` runs it.
+A template is a Jinja program that comes with the weights (`chat_template` in tokenizer_config.json,
+or a file chat_template.jinja); `paradec_jax.text.template` runs it.
 """
 
 import copy
@@ -20,8 +21,10 @@ from paradec_jax.text.template import check as check
 DEFAULT = "default"
 # Names of an assistant's thought.
 THOUGHTS = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}
-ANSWER = "\ufdd2 Two and two are 4."  # stands for an assistant's words; its first character is in no text
-# A template that asks whether content is none, and one that writes a call's arguments as they are, as a text.
+# stands for an assistant's words; its first character is in no text
+ANSWER = "\ufdd2 Two and two are 4."
+# A template that asks whether content is none, and one that writes a call's arguments as they are,
+# as a text.
 NONE = re.compile(r"(?i)\bcontent['\"\])]*\s*(is\s+(not\s+)?|[!=]=\s*)none")
 TEXT = re.compile(
     r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})"
@@ -33,7 +36,8 @@ def named_templates(value: Any) -> dict[str, str]:
     """The templates in the field `chat_template` of a tokenizer_config.json, by name.
 
     Args:
-      value: one template, which is called "default"; a list of objects with `name` and `template`; or None.
+      value: one template, which is called "default"; a list of objects with `name` and `template`;
+        or None.
 
     Raises:
       ValueError: anything else, or two templates of one name.
@@ -58,7 +62,9 @@ def named_templates(value: Any) -> dict[str, str]:
 
 
 def special_tokens(model: Any) -> dict[str, str]:
-    """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
+    """Texts of a model's special tokens by their names in templates: those kept with it, then those
+    of its ids.
+    """
     spec, words = model.token_spec, model.tokenizer
     ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
     ids["mask_token"] = spec.mask
@@ -84,7 +90,9 @@ def reads(template: str) -> set[str]:
 
 
 def joined(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts. Raises ValueError for a part that is none."""
+    """The text of a message's content, which may be a list of parts. Raises ValueError for a part
+    that is none.
+    """
     texts = []
     for part in content if isinstance(content, list) else ["" if content is None else content]:
         match part:
@@ -96,13 +104,15 @@ def joined(content: Any) -> str:
 
 
 def prepared(template: str, talk: Any) -> dict[str, Any]:
-    """What a template is given of a conversation, in the form that it reads; a warning names what it does not read.
+    """What a template is given of a conversation, in the form that it reads; a warning names what
+    it does not read.
 
-    Fields that are null or an empty list are absent. Thoughts and arguments of calls get the name and the form of the
-    template.
+    Fields that are null or an empty list are absent. Thoughts and arguments of calls get the name
+    and the form of the template.
 
     Raises:
-      ValueError: a message without content, content that is no text, or what must be JSON and is not.
+      ValueError: a message without content, content that is no text, or what must be JSON and is
+        not.
     """
     given, known, done = present(object_of(talk)), reads(template), []
     messages = given.pop("messages", None)
@@ -139,13 +149,15 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
 def conversation(
     model: Any, messages: Any, add_generation_prompt: bool = True, **variables: Any
 ) -> str:
-    """The text of a conversation by a model's own template, which knows the model's special tokens by name.
+    """The text of a conversation by a model's own template, which knows the model's special tokens
+    by name.
 
     Begin-of-text is in it only where the template writes it.
 
     Args:
       model: the model.
-      messages: messages, or an object with "messages" and what else the template knows by name, such as "tools".
+      messages: messages, or an object with "messages" and what else the template knows by name,
+        such as "tools".
       add_generation_prompt: end with the start of the assistant's answer.
       **variables: what else the template knows by name.
 
@@ -165,8 +177,8 @@ def as_prompts(
 ) -> tuple[list[str], Any]:
     """Texts that an assistant's answers follow, and the `TokenSpec` of such texts.
 
-    A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
-    tokens, what ends a turn (`turn_end`).
+    A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the
+    checkpoint's own stop tokens, what ends a turn (`turn_end`).
 
     Args:
       model: the model.
@@ -199,7 +211,8 @@ def as_prompts(
 def turn_end(model: Any, messages: Any) -> int | None:
     """Id of the first token of its own that a template writes after an assistant's words, or None.
 
-    It need not be a stop token of the checkpoint: some name the end of a text alone, and not "<|im_end|>".
+    It need not be a stop token of the checkpoint: some name the end of a text alone, and not
+    "<|im_end|>".
     """
     talk = object_of(messages)
     talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
@@ -213,8 +226,8 @@ def turn_end(model: Any, messages: Any) -> int | None:
 def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The assistant's answers in a conversation that count, each after the text before it.
 
-    Where the template has blocks `generation` these are the answers, unless some do not count. Elsewhere an answer is
-    what a turn adds to the text that it is generated from.
+    Where the template has blocks `generation` these are the answers, unless some do not count.
+    Elsewhere an answer is what a turn adds to the text that it is generated from.
 
     Raises:
       ValueError: as `conversation`; another weight; a template that neither marks them nor

@@ -12,7 +12,9 @@ from paradec_jax.text.tokenizer import BROKEN, StreamDecoder, Tokenizer
 def text_of(
     tokenizer: Tokenizer, spec: TokenSpec, ids: Sequence[int], prompt: Sequence[int] = ()
 ) -> str:
-    """Text that generated tokens add to a prompt's: special tokens and the stop token that ended them have none."""
+    """Text that generated tokens add to a prompt's: special tokens and the stop token that ended
+    them have none.
+    """
     return tokenizer.decode_after(prompt, _without_stop(spec, ids), skip_special=True)
 
 
@@ -23,9 +25,10 @@ def _without_stop(spec: TokenSpec, ids: Sequence[int]) -> Sequence[int]:
 class StopStrings:
     """Looks at the text of growing rows and says which of them have come to a stop string.
 
-    A row has come to one with the first token after which its text holds it, so what is found depends on a row's
-    tokens alone and not on how often one looks. Broken characters at the end of a text do not count. Strings are
-    looked for in two texts, without special tokens and with them. An instance serves one run of `stream`.
+    A row has come to one with the first token after which its text holds it, so what is found
+    depends on a row's tokens alone and not on how often one looks. Broken characters at the end of
+    a text do not count. Strings are looked for in two texts, without special tokens and with them.
+    An instance serves one run of `stream`.
 
     Args:
       tokenizer, spec: tokenizer and special tokens of the model.
@@ -58,7 +61,9 @@ class StopStrings:
         )
 
     def visible(self, row: int, *, done: bool) -> str:
-        """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop string."""
+        """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop
+        string.
+        """
         seen = self._rows[row]
         if seen.stopped is not None:
             return seen.stopped[1]
@@ -90,7 +95,8 @@ class _Row:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        # The prompt's own special tokens are written out in neither, so that both texts begin alike.
+        # The prompt's own special tokens are written out in neither, so that both texts begin
+        # alike.
         self._prompt = [token for token in prompt if not tokenizer.is_special(token)]
         self.ids: list[int] = []
         self.shown = _Grown(
@@ -115,7 +121,9 @@ class _Row:
             self._cut([] if place is None else [place], False)
 
     def _cut(self, ends: list[int], stops: bool) -> None:
-        """Cuts the text at the first of those places; a stop token needs no string that cuts nothing."""
+        """Cuts the text at the first of those places; a stop token needs no string that cuts
+        nothing.
+        """
         text = self.shown.whole
         if ends and (min(ends) < len(text) or not stops):
             self.stopped = len(self.ids), text[: min(ends)]
@@ -149,7 +157,9 @@ class _Grown:
         self.text = self.whole = ""
 
     def push(self, token: int) -> int | None:
-        """Takes a token in; the first place of a string that the text holds with it and did not hold before."""
+        """Takes a token in; the first place of a string that the text holds with it and did not
+        hold before.
+        """
         start = max(len(self.text) - self._longest + 1, 0)
         self.text += self._decoder.push([token])
         self.whole = self.text + self._decoder.kept()

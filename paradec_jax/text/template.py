@@ -1,8 +1,8 @@
 """A chat template as a program: somebody else's Jinja, compiled and run in a sandbox.
 
-It runs without access to attributes that begin with an underscore and cannot change the objects handed to it. The
-language does not bound time and memory. So on POSIX systems a template runs in a process of its own: this file, as a
-program whose time and memory the system bounds.
+It runs without access to attributes that begin with an underscore and cannot change the objects
+handed to it. The language does not bound time and memory. So on POSIX systems a template runs in a
+process of its own: this file, as a program whose time and memory the system bounds.
 """
 
 import datetime
@@ -22,7 +22,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Names by which a block `generation` knows what to write before and after it, and what that is: no characters.
+# Names by which a block `generation` knows what to write before and after it, and what that is: no
+# characters.
 MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
 Messages = Sequence[Mapping[str, Any]]
 SECONDS, MEMORY = (
@@ -41,19 +42,21 @@ def render(
 ) -> str:
     """The text of a conversation, special tokens written literally.
 
-    Templates find what those written for Hugging Face's `apply_chat_template` expect: blocks without the line break
-    after them, `break` and `continue`, the block `generation`, the filter `tojson` (which keeps letters beyond
-    ASCII), `raise_exception(message)` and `strftime_now(format)`. A variable that is not given is empty.
+    Templates find what those written for Hugging Face's `apply_chat_template` expect: blocks
+    without the line break after them, `break` and `continue`, the block `generation`, the filter
+    `tojson` (which keeps letters beyond ASCII), `raise_exception(message)` and
+    `strftime_now(format)`. A variable that is not given is empty.
 
     Args:
       template: the Jinja text.
       messages: objects with a `role` and mostly `content`, oldest first.
       add_generation_prompt: end with the start of the assistant's answer.
-      **variables: what else the template knows by name, such as `tools`, `documents`, `bos_token` and `eos_token`.
+      **variables: what else the template knows by name, such as `tools`, `documents`, `bos_token`
+        and `eos_token`.
 
     Raises:
-      ValueError: messages of another form, a template that is no Jinja, that refuses these messages, that asks for
-        what the sandbox forbids, or that fails.
+      ValueError: messages of another form, a template that is no Jinja, that refuses these
+        messages, that asks for what the sandbox forbids, or that fails.
     """
     if not isinstance(template, str):
         raise ValueError(f"template must be a text, not {template!r:.200}")
@@ -80,7 +83,9 @@ _programs: dict[int, Any] = {}  # that answer, by the process that began them
 
 
 def _ask(question: str) -> str:
-    """The answer to a line of JSON, by a process that begins with the first one, and anew after one that ended it."""
+    """The answer to a line of JSON, by a process that begins with the first one, and anew after one
+    that ended it.
+    """
     with _lock:
         # In a session of its own, so that Ctrl-C on a terminal is the caller's alone.
         program: Any = _programs.pop(os.getpid(), None) or subprocess.Popen(
@@ -132,7 +137,8 @@ class _Refusal(jinja2.TemplateError):
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; the text is that of the block.
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; the text is that of
+    the block.
 
     Where the variables named by `MARKS` are given, they stand before and after it.
     """
@@ -169,7 +175,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=16)
 def check(template: str) -> jinja2.Template:
-    """A template, compiled and not run. Raises ValueError for no Jinja, or filters that are not known."""
+    """A template, compiled and not run. Raises ValueError for no Jinja, or filters that are not
+    known.
+    """
     if len(template) > LONGEST:
         raise ValueError(
             f"the chat template must have at most {LONGEST:,} characters, not {len(template):,}"

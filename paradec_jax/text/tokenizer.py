@@ -17,7 +17,8 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode
 LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
 # Tokens that byte fallback joins: one wrong byte spoils its neighbours.
 ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
+# Texts that another one is put after to be split as it is inside a text: with one of them it does
+# not melt.
 OPENINGS = ("\n", "a", ".")
 
 Found = TypeVar("Found")
@@ -26,8 +27,9 @@ Found = TypeVar("Found")
 class Tokenizer:
     """A read-only face of a `tokenizers.Tokenizer`.
 
-    No method adds a begin- or end-of-text token: those belong to the checkpoint's `TokenSpec`. Special tokens
-    written literally in a text become their ids. Nothing is cut and nothing padded, whatever the file says.
+    No method adds a begin- or end-of-text token: those belong to the checkpoint's `TokenSpec`.
+    Special tokens written literally in a text become their ids. Nothing is cut and nothing padded,
+    whatever the file says.
 
     Methods raise ValueError where the file's own rules fail on a text.
 
@@ -36,7 +38,8 @@ class Tokenizer:
       name: name of its file in error messages.
 
     Attributes:
-      rows: ids that a text may use, all where it is None; the embedding has no rows for those beyond.
+      rows: ids that a text may use, all where it is None; the embedding has no rows for those
+        beyond.
     """
 
     __slots__ = ("_backend", "_name", "_size", "rows")
@@ -93,7 +96,9 @@ class Tokenizer:
     def encode_with_offsets(
         self, text: str, before: str = ""
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text, as of `encode_after`, and the characters [start, end) of it that each stands for."""
+        """Ids of a text, as of `encode_after`, and the characters [start, end) of it that each
+        stands for.
+        """
         for start in (before, *OPENINGS, ""):
             own, both = self.encode(start), self._encoding(start + text)
             if both.ids[: len(own)] == own:
@@ -119,18 +124,21 @@ class Tokenizer:
     def encode_after(self, before: str, text: str) -> list[int]:
         """Token ids of a text that follows another one, whose ids stay those that it has alone.
 
-        Some tokenizers put a blank before a text; there is none before what follows. An empty `before` makes the
-        text a beginning.
+        Some tokenizers put a blank before a text; there is none before what follows. An empty
+        `before` makes the text a beginning.
         """
         return self.encode_with_offsets(text, before)[0]
 
     def begun(self, ids: Sequence[int], bos: int | None) -> list[int]:
-        """Ids of a text after one begin-of-text token, None for none: a text may have brought it, written out."""
+        """Ids of a text after one begin-of-text token, None for none: a text may have brought it,
+        written out.
+        """
         brought = [*ids[:1]] == [bos] and self.is_special(ids[0])
         return [*ids] if brought or bos is None else [bos, *ids]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Text of token ids; ids beyond the vocabulary (rows that only pad an embedding) have no text.
+        """Text of token ids; ids beyond the vocabulary (rows that only pad an embedding) have no
+        text.
 
         Bytes that form no character appear as U+FFFD.
         """
@@ -143,8 +151,8 @@ class Tokenizer:
     ) -> str:
         """Text that ids add to the text of those before them.
 
-        The texts of both joined are the text of all ids. Where `before` ends inside a character that the ids
-        complete, that character belongs to them.
+        The texts of both joined are the text of all ids. Where `before` ends inside a character
+        that the ids complete, that character belongs to them.
         """
         before = [int(i) for i in before]
         before = before[self._last_whole(before, skip_special) :]
@@ -152,7 +160,9 @@ class Tokenizer:
         return _added(former, self.decode([*before, *ids], skip_special=skip_special))
 
     def _last_whole(self, ids: Sequence[int], skip_special: bool) -> int:
-        """Place of the last id before which nothing has to be known to decode what follows it; 0 for none."""
+        """Place of the last id before which nothing has to be known to decode what follows it; 0
+        for none.
+        """
         for place in range(len(ids) - 1, 0, -1):
             text = self.decode(ids[place : place + 1], skip_special=skip_special)
             if text and BROKEN not in text and not self._is_byte(ids[place]):
@@ -206,7 +216,9 @@ class Tokenizer:
 
 
 def _asked(question: Callable[[], Found], failure: str) -> Found:
-    """An answer of the library, the only way to it: whatever it raises is one sentence that begins with `failure`."""
+    """An answer of the library, the only way to it: whatever it raises is one sentence that begins
+    with `failure`.
+    """
     try:
         return question()
     except TypeError as error:
@@ -222,7 +234,9 @@ def _asked(question: Callable[[], Found], failure: str) -> Found:
 
 
 def _added(before: str, text: str) -> str:
-    """What a text has after another one, of which broken characters at the end may have become whole."""
+    """What a text has after another one, of which broken characters at the end may have become
+    whole.
+    """
     start = len(before.rstrip(BROKEN))
     while start < len(before) and text[start : start + 1] == BROKEN:
         start += 1
@@ -263,14 +277,15 @@ def from_pieces(
 class StreamDecoder:
     """Turns ids that arrive a few at a time into text that never has to be taken back.
 
-    A token may end inside a character, and a byte that a tokenizer falls back to may be spoilt by the next one.
-    `push` keeps such a tail until later ids settle it, so the pieces joined are what `decode` gives for all ids.
+    A token may end inside a character, and a byte that a tokenizer falls back to may be spoilt by
+    the next one. `push` keeps such a tail until later ids settle it, so the pieces joined are what
+    `decode` gives for all ids.
 
     Args:
       tokenizer: the tokenizer.
       skip_special: whether special tokens have no text.
-      before: ids of the text that the stream follows, which is not given out; pieces are then those of
-        `Tokenizer.decode_after`.
+      before: ids of the text that the stream follows, which is not given out; pieces are then those
+        of `Tokenizer.decode_after`.
     """
 
     def __init__(

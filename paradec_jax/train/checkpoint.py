@@ -35,16 +35,20 @@ class NoneReadable(RuntimeError):
 
 
 class Checkpoint(Hook):
-    """Saves the state every so many updates and after the last one; a later call goes on from the newest.
+    """Saves the state every so many updates and after the last one; a later call goes on from the
+    newest.
 
-    FOLDER/checkpoints/STEP appears whole or not at all. FOLDER/run.json says what the run is (`recipe_of`) and where
-    it was computed. Another run is refused, and so is a second writer (FOLDER/.holder is locked). A checkpoint that
-    cannot be read, or has other checksums than when it was saved, is passed over and renamed `STEP.unreadable`.
+    FOLDER/checkpoints/STEP appears whole or not at all. FOLDER/run.json says what the run is
+    (`recipe_of`) and where it was computed. Another run is refused, and so is a second writer
+    (FOLDER/.holder is locked). A checkpoint that cannot be read, or has other checksums than when
+    it was saved, is passed over and renamed `STEP.unreadable`.
 
     Args:
-      folder: folder of the run, on a local or mounted file system that all processes share; made if missing.
+      folder: folder of the run, on a local or mounted file system that all processes share; made if
+        missing.
       every, keep: updates between checkpoints, and how many of these are kept.
-      allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it goes on with.
+      allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it
+        goes on with.
     """
 
     _hook: Any = None  # for errors that nobody can catch, before the first one
@@ -83,7 +87,8 @@ class Checkpoint(Hook):
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
                 text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
                 atomic_write_text(self.folder / "run.json", text + "\n")
-        # Where it cannot write, it says so at length, and the error below once. Callbacks come after the close too.
+        # Where it cannot write, it says so at length, and the error below once. Callbacks come
+        # after the close too.
         if Checkpoint._hook is None:
             Checkpoint._hook = hook = sys.unraisablehook
             sys.unraisablehook = lambda error: (
@@ -138,7 +143,9 @@ class Checkpoint(Hook):
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many lines."""
+        """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many
+        lines.
+        """
         try:
             yield
         except Exception as error:
@@ -156,9 +163,11 @@ class Checkpoint(Hook):
 
 
 def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
-    """The newest state in a folder that can be read, and the data state saved with it; raises NoneReadable.
+    """The newest state in a folder that can be read, and the data state saved with it; raises
+    NoneReadable.
 
-    Arrays take the places of those of `state`, which are given away, so that there is never a second state in memory.
+    Arrays take the places of those of `state`, which are given away, so that there is never a
+    second state in memory.
     """
     kind, tree = jax.random.key_impl(state.key), to_arrays(state)
     target = jax.tree.map(
@@ -192,12 +201,14 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
 def read(place: Path, target: Any) -> tuple[Any, Any]:
     """JSON document and arrays of a checkpoint.
 
-    By Orbax's handlers, not by its manager, whose barriers would wait for ever for a process that cannot read.
+    By Orbax's handlers, not by its manager, whose barriers would wait for ever for a process that
+    cannot read.
     """
     run = ocp.JsonCheckpointHandler().restore(place / "run", args=ocp.args.JsonRestore())
     if run["crc32"] != _crc32(run["body"]):
         raise OSError("its JSON document has another checksum than when it was saved")
-    # Of what is read and not yet placed there is at most one array, or as much as the largest one takes.
+    # Of what is read and not yet placed there is at most one array, or as much as the largest one
+    # takes.
     most = max(x.size * x.dtype.itemsize for x in jax.tree.leaves(target)) + 4096
     handler = ocp.StandardCheckpointHandler(restore_concurrent_gb=most / 1e9)  # type: ignore[arg-type]
     return run["body"], handler.restore(place / "state", args=ocp.args.StandardRestore(target))
@@ -221,9 +232,11 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
 
 
 def hold(folder: Path) -> int:
-    """The folder, made if missing, belongs to this process until the descriptor is closed or the process dies.
+    """The folder, made if missing, belongs to this process until the descriptor is closed or the
+    process dies.
 
-    A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is refused.
+    A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is
+    refused.
     """
     folder.mkdir(parents=True, exist_ok=True)
     holder_of(folder)
@@ -243,7 +256,9 @@ def hold(folder: Path) -> int:
 
 
 def holder_of(folder: Path) -> str:
-    """The process that last held a folder, empty where none is known. Raises OSError for a file of another kind."""
+    """The process that last held a folder, empty where none is known. Raises OSError for a file of
+    another kind.
+    """
     path = folder / ".holder"
     text = text_of(path) if path.exists() else ""
     if path.is_symlink() or (text and not text.startswith("process ")):

@@ -30,15 +30,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Log(Hook):
     """Means of the metrics every so many updates, with rates.
 
-    A line has `step`, the means since the line before, `step_s` (seconds an update, data included) and `tokens_per_s`
-    (of `batch["tokens"]`, `batch["weights"]` or pairs of blocks, with padding). Updates on the first batch of a shape
-    compile: they took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
+    A line has `step`, the means since the line before, `step_s` (seconds an update, data included)
+    and `tokens_per_s` (of `batch["tokens"]`, `batch["weights"]` or pairs of blocks, with padding).
+    Updates on the first batch of a shape
+    compile: they took `compile_s` and are in no rate. A resumed run drops the lines after its
+      checkpoint.
 
     Args:
-      folder: folder of `metrics.jsonl`, one JSON object a line, or None; numbers that are not finite are null.
+      folder: folder of `metrics.jsonl`, one JSON object a line, or None; numbers that are not
+        finite are null.
       every: updates between lines.
-      flops: operations of an update by the shapes of its batch and its metrics, such as `models.batch_flops`; lines
-        then have `flops_per_s`.
+      flops: operations of an update by the shapes of its batch and its metrics, such as
+        `models.batch_flops`; lines then have `flops_per_s`.
       show: whether lines are printed too.
     """
 
@@ -126,7 +129,9 @@ class Log(Hook):
 
 
 def tokens(shapes: Mapping[str, Any]) -> int:
-    """Positions of a batch; of one that holds others the sum, and 0 where one of them does not tell."""
+    """Positions of a batch; of one that holds others the sum, and 0 where one of them does not
+    tell.
+    """
     parts = [tokens(part) for part in shapes.values() if isinstance(part, Mapping)]
     if parts:
         return sum(parts) if all(parts) else 0
@@ -136,7 +141,9 @@ def tokens(shapes: Mapping[str, Any]) -> int:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Rewrites a log, no link to one, without lines beyond `step` or cut short; makes its folder. Raises OSError."""
+    """Rewrites a log, no link to one, without lines beyond `step` or cut short; makes its folder.
+    Raises OSError.
+    """
     if path.is_symlink():
         raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,11 +180,13 @@ class Evaluate(Hook):
 
 
 class Preempt(Hook):
-    """Ends the call after the update under way on SIGTERM or the first SIGINT; `fit` then raises `Preempted`.
+    """Ends the call after the update under way on SIGTERM or the first SIGINT; `fit` then raises
+    `Preempted`.
 
-    A `Checkpoint` before it saves that update. A second SIGINT is the caller's, and so are signals after the call.
-    What the process ignores, as under nohup, stays ignored; threads but the main one notice nothing. Over processes
-    JAX's own service notices SIGTERM and finds the update at which all stop; SIGINT is handed on to it.
+    A `Checkpoint` before it saves that update. A second SIGINT is the caller's, and so are signals
+    after the call. What the process ignores, as under nohup, stays ignored; threads but the main
+    one notice nothing. Over processes JAX's own service notices SIGTERM and finds the update at
+    which all stop; SIGINT is handed on to it.
     """
 
     def __init__(self) -> None:
@@ -187,7 +196,8 @@ class Preempt(Hook):
     def begin(self, run: Run, state: TrainState) -> TrainState:
         self._together, self._noticed = jax.distributed.is_initialized(), False
         for number in (signal.SIGINT,) if self._together else SIGNALS:
-            # None is a handler that Python does not know; a background job of a shell is to ignore SIGINT.
+            # None is a handler that Python does not know; a background job of a shell is to ignore
+            # SIGINT.
             ours = signal.getsignal(number) not in (None, signal.SIG_IGN)
             if ours and threading.current_thread() is threading.main_thread():
                 self._former[number] = signal.signal(number, self._notice)
@@ -219,11 +229,15 @@ class Preempt(Hook):
 
 
 class Preempted(SystemExit):
-    """A run was asked to end and did. An exit with code 0, so that nobody takes its state for a finished one."""
+    """A run was asked to end and did. An exit with code 0, so that nobody takes its state for a
+    finished one.
+    """
 
 
 class Profile(Hook):
-    """Keeps a trace of updates `first` to `last` in a folder, on process 0: for TensorBoard, XProf and Perfetto."""
+    """Keeps a trace of updates `first` to `last` in a folder, on process 0: for TensorBoard, XProf
+    and Perfetto.
+    """
 
     def __init__(self, folder: str | Path, first: int, last: int) -> None:
         self.folder, self.first, self.last = str(folder), first, last

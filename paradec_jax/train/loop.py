@@ -25,23 +25,28 @@ def fit(
     hooks: Sequence["Hook"] = (),
     mesh: jax.sharding.Mesh | None = None,
 ) -> TrainState:
-    """Trains to `steps` updates, those before a resumption included, or fewer where a hook ends the call.
+    """Trains to `steps` updates, those before a resumption included, or fewer where a hook ends the
+    call.
 
-    With a hook `Checkpoint`, a run that is killed and called again with the same arguments ends with bitwise the same
-    weights and log, where the device's arithmetic is deterministic. The host waits for the device where a hook reads
-    numbers, to compile, and every hundred updates. Over several processes (`initialize`) each calls it alike.
+    With a hook `Checkpoint`, a run that is killed and called again with the same arguments ends
+    with bitwise the same weights and log, where the device's arithmetic is deterministic. The host
+    waits for the device where a hook reads numbers, to compile, and every hundred updates. Over
+    several processes (`initialize`) each calls it alike.
 
     Args:
-      step: update of `make_train_step`, or a jitted function of your own, `(state, batch) -> (state, metrics)`.
+      step: update of `make_train_step`, or a jitted function of your own, `(state, batch) ->
+        (state, metrics)`.
       state: state of `TrainState.create`; its arrays are given away.
       data: batches, dicts of arrays.
       steps: updates of the whole run.
       hooks: in the order in which they act, as a rule `Log`, `Evaluate`, `Checkpoint`, `Preempt`.
-      mesh: mesh of `make_mesh`; the one that the state lies on, or none, when None. A run may go on on another.
+      mesh: mesh of `make_mesh`; the one that the state lies on, or none, when None. A run may go on
+        on another.
 
     Raises:
       NonFiniteLoss: a loss or gradient was not finite.
-      ValueError: `steps` is below the state's, the data ends early, or processes or a resumed run differ.
+      ValueError: `steps` is below the state's, the data ends early, or processes or a resumed run
+        differ.
       PeerLost: a collective failed because another process is gone.
     """
     mesh = mesh_for(mesh, state)
@@ -77,7 +82,9 @@ class Hook:
     run: "Run"  # from `begin` on
 
     def begin(self, run: "Run", state: TrainState) -> TrainState:
-        """Before the first update; returns the state to go on from. Call `super().begin(run, state)`."""
+        """Before the first update; returns the state to go on from. Call `super().begin(run,
+        state)`.
+        """
         self.run = run
         return state
 
@@ -87,7 +94,8 @@ class Hook:
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
         """After the update was handed to the device; True ends the call.
 
-        The next update takes the arrays of `state`: copy what is to be kept. Reading a number waits for the device.
+        The next update takes the arrays of `state`: copy what is to be kept. Reading a number waits
+        for the device.
         """
         return False
 
@@ -128,7 +136,9 @@ class Run:
 
     @functools.cached_property
     def recipe(self) -> dict[str, Any]:
-        """What a run must share with the one that it goes on from, as JSON values; only before the first update."""
+        """What a run must share with the one that it goes on from, as JSON values; only before the
+        first update.
+        """
         return recipe_of(self.step, self._initial, self.data, self.steps)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -181,10 +191,12 @@ class NonFiniteLoss(RuntimeError):
 
 
 class DataIterator(Protocol):
-    """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can hold.
+    """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can
+    hold.
 
-    A `digest`, a text, tells data from other data. A method `take` is given, over several processes, a function from
-    the rows of a batch to those needed here; batches may then be `data.endless.Part`.
+    A `digest`, a text, tells data from other data. A method `take` is given, over several
+    processes, a function from the rows of a batch to those needed here; batches may then be
+    `data.endless.Part`.
     """
 
     def __next__(self) -> Any: ...
@@ -196,7 +208,9 @@ class DataIterator(Protocol):
 
 @contextlib.contextmanager
 def closing(run: Run) -> Iterator[None]:
-    """Closes all hooks at the end, the last one first; not where a process is gone, for which they would wait."""
+    """Closes all hooks at the end, the last one first; not where a process is gone, for which they
+    would wait.
+    """
     with contextlib.ExitStack() as stack:
         for hook in run.hooks:
             stack.callback(hook.close)

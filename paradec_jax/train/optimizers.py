@@ -55,7 +55,8 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 2019) on a `warmup_stable_decay` schedule, after clipping by the global norm.
+    """AdamW (Loshchilov & Hutter 2019) on a `warmup_stable_decay` schedule, after clipping by the
+    global norm.
 
         g <- g / max(1, |g|),    p <- p - lr(t) * (m / (sqrt(v) + eps) + weight_decay * decays(p) * p)
 
@@ -64,7 +65,8 @@ def adamw(
       steps: length of the run in updates.
       warmup, cooldown: updates of the two ramps.
       b2, eps: constants of Adam, with b1 = 0.9; m and v are the bias-corrected moments.
-      weight_decay: factor of the decay, itself scaled by the learning rate; norms and biases do not decay.
+      weight_decay: factor of the decay, itself scaled by the learning rate; norms and biases do not
+        decay.
     """
     rate = warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown)
     optimizer = optax.adamw(rate, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask)
@@ -85,15 +87,16 @@ def muon(
 
         m <- 0.95 m + g,    p <- p - lr(t) * (0.2 sqrt(max(n_in, n_out)) U V^T + weight_decay * p)
 
-    where `U S V^T` is the decomposition of the Nesterov momentum, found by five Newton-Schulz iterations, and the
-    factor makes an update's size that of AdamW's (Liu et al. 2025, arXiv 2502.16982, eq. 4). Both optimizers
-    follow the same `warmup_stable_decay`, each with its own peak, and see gradients clipped to a global norm of 1.
+    where `U S V^T` is the decomposition of the Nesterov momentum, found by five Newton-Schulz
+    iterations, and the factor makes an update's size that of AdamW's (Liu et al. 2025, arXiv
+    2502.16982, eq. 4). Both optimizers follow the same `warmup_stable_decay`, each with its own
+    peak, and see gradients clipped to a global norm of 1.
 
     Args:
       learning_rate: peak of Muon's schedule.
       steps: length of the run in updates.
-      axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that parameter;
-        axes in neither count matrices. The first regex found in a path decides.
+      axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that
+        parameter; axes in neither count matrices. The first regex found in a path decides.
       warmup, cooldown, weight_decay: those of `adamw`; matrices alone decay.
       adam_learning_rate: peak of NAdam's schedule.
     """

@@ -1,4 +1,6 @@
-"""The processes of a run: how they find each other, what they tell each other, and how one leaves the others."""
+"""The processes of a run: how they find each other, what they tell each other, and how one leaves
+the others.
+"""
 
 import contextlib
 import hashlib
@@ -32,17 +34,21 @@ def initialize(
     *,
     heartbeat_s: int = 100,
 ) -> None:
-    """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for one process.
+    """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for
+    one process.
 
-    Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), they are
-    those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun; `processes=1` looks for none.
+    Without a coordinator, given or in the environment (`VARIABLES`, which
+    experiments/launch/local.py sets), they are those that JAX finds: a SLURM step, a slice of TPUs,
+    a job of Kubernetes, mpirun; `processes=1` looks for none.
 
     Args:
-      coordinator, processes, process: HOST:PORT of process 0, number of processes, and which one this is, from 0.
+      coordinator, processes, process: HOST:PORT of process 0, number of processes, and which one
+        this is, from 0.
       heartbeat_s: seconds after which a process that is silent counts as dead, and the others end.
 
     Raises:
-      ValueError, OSError: numbers do not fit; not all came in time, or JAX was asked for a device before.
+      ValueError, OSError: numbers do not fit; not all came in time, or JAX was asked for a device
+        before.
     """
     given: tuple[Any, ...] = (coordinator, processes, process)
     if given == (None, None, None):
@@ -63,14 +69,17 @@ def initialize(
         if not found or "coordinator_address should be defined" not in str(error):
             raise  # else JAX found nothing to join
     except RuntimeError as error:
-        # Other processes are in the environment, or among devices that were asked for already (TPUs).
+        # Other processes are in the environment, or among devices that were asked for already
+        # (TPUs).
         others = any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1
         if "must be called before" not in str(error) or not found or others:
             raise OSError(one_sentence(error)) from error
 
 
 def leave(error: BaseException | str) -> NoReturn:
-    """Ends a process that cannot go on: one sentence, code 1, and no wait for the others as at a common exit."""
+    """Ends a process that cannot go on: one sentence, code 1, and no wait for the others as at a
+    common exit.
+    """
     if not jax.distributed.is_initialized():
         raise SystemExit(str(error)) from None
     print(error, file=sys.stderr, flush=True)
@@ -84,7 +93,8 @@ class PeerLost(OSError):
 
 @contextlib.contextmanager
 def telling_of_lost_peers() -> Iterator[None]:
-    """A block of several processes whose failed collectives are `PeerLost`, with JAX's error below it.
+    """A block of several processes whose failed collectives are `PeerLost`, with JAX's error below
+    it.
 
     Where a process waits outside of a collective, JAX ends it with SIGABRT within the heartbeat.
     """
@@ -112,7 +122,9 @@ def texts_of_all(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """A block that fails in every process where it fails in one: in the others with a ValueError of its sentence."""
+    """A block that fails in every process where it fails in one: in the others with a ValueError of
+    its sentence.
+    """
     failed: Exception | None = None
     try:
         with telling_of_lost_peers():
@@ -130,7 +142,9 @@ def all_or_none() -> Iterator[None]:
 
 
 def check_same(values: Mapping[str, Any], then: str = "start all with the same command") -> None:
-    """Raises ValueError on all processes where their JSON values differ, in one sentence that names what differs."""
+    """Raises ValueError on all processes where their JSON values differ, in one sentence that names
+    what differs.
+    """
     if jax.process_count() == 1:
         return
     texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}

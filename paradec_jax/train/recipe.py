@@ -1,8 +1,9 @@
 """What makes a run what it is, as values of JSON that are compared when it is resumed.
 
-A loss and an optimizer are functions, and what makes one differ from another are the numbers that it closes over:
-`adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over the network's config. `plain`
-collects them. It does not see a number that stands in the code of a function.
+A loss and an optimizer are functions, and what makes one differ from another are the numbers that
+it closes over: `adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over
+the network's config. `plain` collects them. It does not see a number that stands in the code of a
+function.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ import numpy as np
 from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
-# Parts of a recipe in which a resumed run may differ if its caller says so; the arrays of the state are none of them.
+# Parts of a recipe in which a resumed run may differ if its caller says so; the arrays of the state
+# are none of them.
 NAMES = (
     "steps",
     "data",
@@ -65,8 +67,8 @@ def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
 def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
     """A value as JSON holds it.
 
-    A function is its name, its defaults and what it closes over; an array its shape, dtype and checksum; any other
-    object the name of its class.
+    A function is its name, its defaults and what it closes over; an array its shape, dtype and
+    checksum; any other object the name of its class.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -148,7 +150,9 @@ def checksums(tree: PyTree) -> list[int]:
 
 @jax.jit
 def checksum(x: jax.Array) -> jax.Array:
-    """sum_i (2 i + 1) bits_i mod 2^32 of an array, on its devices: no change of one word goes unseen."""
+    """sum_i (2 i + 1) bits_i mod 2^32 of an array, on its devices: no change of one word goes
+    unseen.
+    """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if x.dtype == jnp.bool_:

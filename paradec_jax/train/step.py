@@ -1,4 +1,6 @@
-"""The state of a run and its update: gradient, micro-batches, optimizer, moving average, rounds of a teacher."""
+"""The state of a run and its update: gradient, micro-batches, optimizer, moving average, rounds of
+a teacher.
+"""
 
 import dataclasses
 import functools
@@ -61,7 +63,8 @@ class TrainState:
         teacher: PyTree | None = None,
         mesh: Mesh | None = None,
     ) -> "TrainState":
-        """The state before the first step. Its arrays are copies, since the train step donates its state.
+        """The state before the first step. Its arrays are copies, since the train step donates its
+        state.
 
         On a mesh one program makes all of it where it lies: no device holds more than its part.
 
@@ -100,7 +103,9 @@ class TrainState:
 
 
 def state_shardings(state: TrainState, mesh: Any) -> TrainState:
-    """A sharding for each array of a state, or of its shapes: moments and averages lie as their parameters."""
+    """A sharding for each array of a state, or of its shapes: moments and averages lie as their
+    parameters.
+    """
     return shardings_like(state, state.params, shardings(state.params, mesh), mesh)
 
 
@@ -114,12 +119,15 @@ def spread(tree: PyTree, where: PyTree) -> PyTree:
 
 
 def update_ema(ema: PyTree, params: PyTree, count: jax.Array | int, decay: float) -> PyTree:
-    """One update of the moving average, its decay warmed up so that the initial values are soon forgotten.
+    """One update of the moving average, its decay warmed up so that the initial values are soon
+    forgotten.
 
         d_n = min(decay, (1 + n) / (10 + n)),    ema <- d_n ema + (1 - d_n) params
 
-    so that the first update, n = 1, keeps 2/11 of the initial values, and a decay of 0.9999 is reached after 90,000
-    updates: in shorter runs the warm-up alone rules. Here n - 1 is `count`, the updates of the average so far.
+    so that the first update, n = 1, keeps 2/11 of the initial values, and a decay of 0.9999 is
+    reached after 90,000
+    updates: in shorter runs the warm-up alone rules. Here n - 1 is `count`, the updates of the
+      average so far.
     """
     n = jnp.asarray(count) + 1
     d = jnp.minimum(jnp.float32(decay), (1 + n) / (10 + n)).astype(jnp.float32)
@@ -134,13 +142,17 @@ def float32_copy(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """How a run with a teacher is cut into rounds: in each the student of the round before is the teacher.
+    """How a run with a teacher is cut into rounds: in each the student of the round before is the
+    teacher.
 
     Attributes:
       updates: updates of each round.
-      weights: which weights become the teacher: "raw" or "ema", from which then the student too goes on.
-      reset_optimizer: whether a round begins with a new optimizer: moments, and the count of its schedule.
-      reset_ema: whether a round begins a new average, from the student's weights and with a count of 0.
+      weights: which weights become the teacher: "raw" or "ema", from which then the student too
+        goes on.
+      reset_optimizer: whether a round begins with a new optimizer: moments, and the count of its
+        schedule.
+      reset_ema: whether a round begins a new average, from the student's weights and with a count
+        of 0.
     """
 
     updates: int
@@ -176,24 +188,28 @@ class Rounds:
 class TrainStep:
     """The jitted update `step(state, batch) -> (state, metrics)`, which donates `state`.
 
-    With step number t and micro-batch i of `accumulate`, the gradient is that of the whole batch's loss,
+    With step number t and micro-batch i of `accumulate`, the gradient is that of the whole batch's
+    loss,
 
-        g = grad value(sum_i sums(params, frozen, batch_i | {"step": t}, fold_in(fold_in(key, t), i)))
+        g = grad value(sum_i sums(params, frozen, batch_i | {"step": t}, fold_in(fold_in(key, t),
+        i)))
 
-    summed in float32, whatever number of tokens counts in each micro-batch. An update whose loss or gradient norm is
-    not finite is not applied: the state comes back as it went in, its step number included. The metrics are those of
-    the loss, `loss`, `grad_norm` (before clipping) and `finite`: scalars of the whole batch that stay on the device.
+    summed in float32, whatever number of tokens counts in each micro-batch. An update whose loss or
+    gradient norm is not finite is not applied: the state comes back as it went in, its step number
+    included. The metrics are those of the loss, `loss`, `grad_norm` (before clipping) and `finite`:
+    scalars of the whole batch that stay on the device.
 
     Attributes:
-      loss: `(params, frozen, batch, key) -> (scalar, metrics)`, differentiated in `params`. `batch` is a dict and
-        gains `batch["step"]`, the int32 step number, for curricula that must not recompile. To be accumulated it
-        must be an `Objective`, as those of `losses` are.
+      loss: `(params, frozen, batch, key) -> (scalar, metrics)`, differentiated in `params`. `batch`
+        is a dict and gains `batch["step"]`, the int32 step number, for curricula that must not
+        recompile. To be accumulated it must be an `Objective`, as those of `losses` are.
       optimizer: an optax chain; clipping belongs to it.
-      frozen: second argument of the loss, such as a backbone: not trained, not saved, not donated. Where the state
-        has a teacher it is {"teacher": ..., "round": ...} of the state.
+      frozen: second argument of the loss, such as a backbone: not trained, not saved, not donated.
+        Where the state has a teacher it is {"teacher": ..., "round": ...} of the state.
       rounds: how often the student becomes the teacher; one round for ever when None.
       ema_decay: decay of the moving average (`update_ema`), needed iff the state has one.
-      accumulate: micro-batches an update, into which every array of the batch is split along its leading axis.
+      accumulate: micro-batches an update, into which every array of the batch is split along its
+        leading axis.
     """
 
     loss: Loss
@@ -224,7 +240,9 @@ class TrainStep:
         return jax.jit(self.update, donate_argnums=0)
 
     def on(self, mesh: Mesh, state: TrainState) -> Step:
-        """The step on a mesh: states come back where this one lies, so that it compiles once and no array moves."""
+        """The step on a mesh: states come back where this one lies, so that it compiles once and no
+        array moves.
+        """
         where = state_shardings(state, mesh), NamedSharding(mesh, P())
         program = jax.jit(self.update, out_shardings=where, donate_argnums=0)
         frozen = None if self.frozen is None else spread(self.frozen, shardings(self.frozen, mesh))
@@ -303,8 +321,8 @@ def in_parts(
     first = jax.tree.map(lambda x: x[0], micro_batches)
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, *first))
 
-    # The loss is linear in its totals, so its slope is that at zero, with the weights of the whole batch. They do not
-    # depend on parameters, and XLA leaves the network out of this first pass.
+    # The loss is linear in its totals, so its slope is that at zero, with the weights of the whole
+    # batch. They do not depend on parameters, and XLA leaves the network out of this first pass.
     def weigh(weights: PyTree, inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         found = sums(params, *inputs)
         return {name: weight + found[name].weight for name, weight in weights.items()}, None

@@ -1,4 +1,6 @@
-"""`paradec compare` and `paradec demo` on stubs: tables of answers and of texts, rows as JSON, what is refused."""
+"""`paradec compare` and `paradec demo` on stubs: tables of answers and of texts, rows as JSON, what
+is refused.
+"""
 
 import dataclasses
 import functools
@@ -277,7 +279,9 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
 
 @pytest.mark.slow
 def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
-    """Decoders that ask the model's head are left out, and that is said; those with the zero head stay."""
+    """Decoders that ask the model's head are left out, and that is said; those with the zero head
+    stay.
+    """
     family = FAMILIES["block_diffusion"]
     rows = tuple(s for s in family.settings if s.baseline or type(s.decoder) is Residual)[:3]
     put_settings(monkeypatch, family.name, rows)

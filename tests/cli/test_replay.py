@@ -1,4 +1,6 @@
-"""The page of a replay: one file without addresses, whose trace is that of `rollout`, whatever the texts hold."""
+"""The page of a replay: one file without addresses, whose trace is that of `rollout`, whatever the
+texts hold.
+"""
 
 import dataclasses
 import html.parser

@@ -103,7 +103,9 @@ def imported(folder: Path, *options: str) -> store.Model:
 
 
 def recorded(name: str, root: Path) -> Path:
-    """A copy of a folder of recorded weights; "head" is the residual head beside its backbone, as it is released."""
+    """A copy of a folder of recorded weights; "head" is the residual head beside its backbone, as
+    it is released.
+    """
     folder = root / "source"
     folder.mkdir()
     source = GOLDEN / ("block_diffusion" if name == "head" else name)
@@ -158,7 +160,9 @@ def assert_same(a: store.Model, b: store.Model) -> None:
 
 
 def fails(capsys, command: str, source: Path, *options: str) -> str:
-    """Runs a command that must exit 1 with one sentence and leave nothing behind; returns the sentence."""
+    """Runs a command that must exit 1 with one sentence and leave nothing behind; returns the
+    sentence.
+    """
     target = source.parent / "target"
     before = sorted(source.parent.iterdir())
     capsys.readouterr()

@@ -1,6 +1,8 @@
-"""Forms of checkpoints (`forms.toml`), made of random weights by transformers, and what it makes of them.
+"""Forms of checkpoints (`forms.toml`), made of random weights by transformers, and what it makes of
+them.
 
-The peers' Python writes those of `tests/golden/forms`: `PYTHONPATH=.:tests python tests/convert/forms.py FOLDER`.
+The peers' Python writes those of `tests/golden/forms`: `PYTHONPATH=.:tests python
+tests/convert/forms.py FOLDER`.
 """
 
 import json
@@ -38,7 +40,9 @@ def class_of(name: str, suffix: str) -> Any:
 
 
 def make(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Writes a form and returns what `read` reads of it, before what transformers does not read is put in."""
+    """Writes a form and returns what `read` reads of it, before what transformers does not read is
+    put in.
+    """
     import safetensors.torch
     import torch
 
@@ -111,7 +115,9 @@ def write_words(folder: Path, form: dict[str, Any]) -> None:
 
 
 def backend_of(kind: str) -> tokenizers.Tokenizer:
-    """A tokenizer of a few words: as of BERT ("wordpiece"), of sentencepiece ("unigram"), or of `KINDS`."""
+    """A tokenizer of a few words: as of BERT ("wordpiece"), of sentencepiece ("unigram"), or of
+    `KINDS`.
+    """
     if kind in KINDS:
         return KINDS[kind]()._backend
     if kind == "unigram":
@@ -128,9 +134,10 @@ def backend_of(kind: str) -> tokenizers.Tokenizer:
 def read(name: str, folder: Path) -> dict[str, np.ndarray]:
     """What transformers makes of a folder in float32.
 
-    `input_ids` [1, T] and `logits` [1, T, V], seen block by block where the form has a block, else causally; of calls
-    with a cache where its step is shorter than the text. `stops`, the tokens that end a text. With a tokenizer, `ids`
-    of the table's text, and `chat`, its messages in the template.
+    `input_ids` [1, T] and `logits` [1, T, V], seen block by block where the form has a block, else
+    causally; of calls with a cache where its step is shorter than the text. `stops`, the tokens
+    that end a text. With a tokenizer, `ids` of the table's text, and `chat`, its messages in the
+    template.
     """
     import torch
     from transformers import PreTrainedTokenizerFast

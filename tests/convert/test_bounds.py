@@ -1,4 +1,6 @@
-"""Files whose sizes lie: each is refused in one sentence, soon, and without the memory that it asks for."""
+"""Files whose sizes lie: each is refused in one sentence, soon, and without the memory that it asks
+for.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,6 @@
-"""What a config.json says, or must not say: names of fields and types, special tokens, options of the command."""
+"""What a config.json says, or must not say: names of fields and types, special tokens, options of
+the command.
+"""
 
 import dataclasses
 import json

@@ -20,7 +20,9 @@ ROWS: dict[str, str] = {}
 
 
 def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> float:
-    """The error of a model's logits, as a share of the largest one; the rest of what is recorded is equal."""
+    """The error of a model's logits, as a share of the largest one; the rest of what is recorded is
+    equal.
+    """
     ((_, error),) = check.errors(pd.load(str(folder), dtype="float32"), made)
     assert sorted(model.token_spec.stop) == sorted(made["stops"])
     if "ids" in made:

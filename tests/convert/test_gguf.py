@@ -1,4 +1,6 @@
-"""GGUF files, written by the package gguf: the same models as from folders, tokenizers, and what is refused."""
+"""GGUF files, written by the package gguf: the same models as from folders, tokenizers, and what is
+refused.
+"""
 
 import re
 import sys
@@ -65,7 +67,9 @@ def metadata(network, kind, **more):
 
 
 def written(path, values, tensors, types=("F32",)):
-    """The numbers in a file of tensors in the names of transformers, whose matrices are of those types in turns."""
+    """The numbers in a file of tensors in the names of transformers, whose matrices are of those
+    types in turns.
+    """
     writer = gguf.GGUFWriter(path, values["general.architecture"])
     for name, value in list(values.items())[1:]:
         getattr(writer, f"add_{KINDS[type(value)]}")(name, value)

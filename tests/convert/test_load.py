@@ -1,4 +1,6 @@
-"""`load` of what others wrote, from a folder or the Hub's cache, in each of three kinds of installation."""
+"""`load` of what others wrote, from a folder or the Hub's cache, in each of three kinds of
+installation.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""Damage of every kind, and the sentence that names it; writers that fail or are killed; nothing is left behind."""
+"""Damage of every kind, and the sentence that names it; writers that fail or are killed; nothing is
+left behind.
+"""
 
 import contextlib
 import json
@@ -339,7 +341,9 @@ def listed(folder: Path) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_killed_converters(kind, folders, tmp_path, record_property):
-    """At 10 random moments: a folder is whole or absent; SIGTERM leaves nothing, the next writer clears the rest."""
+    """At 10 random moments: a folder is whole or absent; SIGTERM leaves nothing, the next writer
+    clears the rest.
+    """
     work = tmp_path / "work"
     words = ["import", str(folders / "qwen2" / "exported"), str(work / "model")]
     program = [sys.executable, "-m", "convert", *words]

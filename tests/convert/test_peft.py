@@ -50,7 +50,9 @@ def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     "name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"]
 )
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
-    """W + s B A with what the folder holds, of every module: the parameters joined in training, and those loaded."""
+    """W + s B A with what the folder holds, of every module: the parameters joined in training, and
+    those loaded.
+    """
     model = make_model(name)
     folder = written(model, tmp_path)
     fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
@@ -92,7 +94,9 @@ def test_a_checkpoint_rounds_once(tmp_path):
 
 
 def test_training_begins_where_the_model_is(tmp_path):
-    """B = 0 changes nothing and has the only gradients; an adapter of one layer is written by full names."""
+    """B = 0 changes nothing and has the only gradients; an adapter of one layer is written by full
+    names.
+    """
     model, tokens = make_model("llama"), jnp.arange(6)[None]
 
     def loss(adapter, params):
@@ -224,7 +228,9 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers",
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):
-    """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's side."""
+    """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's
+    side.
+    """
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM

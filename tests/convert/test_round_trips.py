@@ -1,4 +1,6 @@
-"""Import, export, import is the identity for every family; recorded weights and logits; transformers."""
+"""Import, export, import is the identity for every family; recorded weights and logits;
+transformers.
+"""
 
 import dataclasses
 import importlib.util
@@ -43,7 +45,8 @@ def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
     assert store.fingerprint(tmp_path / "imported") == store.fingerprint(tmp_path / "model")
 
 
-# Folders, and fields of their config.json that are not written; None: of a release that has many more.
+# Folders, and fields of their config.json that are not written; None: of a release that has many
+# more.
 QWEN2 = {
     "attention_dropout",
     "initializer_range",
@@ -177,7 +180,9 @@ class TestReleases:
 
 
 def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
-    """Import and export know the size of each tensor before they read any, and read one to make one."""
+    """Import and export know the size of each tensor before they read any, and read one to make
+    one.
+    """
     seen = []
 
     def noted(path):

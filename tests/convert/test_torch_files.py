@@ -1,4 +1,6 @@
-"""Files of PyTorch: what is read, what stays inert, one sentence for each that is damaged; buffers beside weights."""
+"""Files of PyTorch: what is read, what stays inert, one sentence for each that is damaged; buffers
+beside weights.
+"""
 
 import collections
 import contextlib
@@ -42,7 +44,9 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def tree_of(tensors: dict[str, np.ndarray]) -> dict:
-    """What a checkpoint holds: weights, their averages (half of them here), settings, and the state of a run."""
+    """What a checkpoint holds: weights, their averages (half of them here), settings, and the state
+    of a run.
+    """
     averages = [tensor(array / 2) for name, array in tensors.items() if name != ROPE]
     return {
         "state_dict": collections.OrderedDict(

@@ -280,7 +280,8 @@ def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(nam
 def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
     import transformers
 
-    # Of type llama: transformers splits texts by Qwen2's rules whatever the tokenizer beside a model of type qwen2.
+    # Of type llama: transformers splits texts by Qwen2's rules whatever the tokenizer beside a
+    # model of type qwen2.
     template = TEMPLATES[name][0]
     model = dataclasses.replace(
         make_model("llama", vocab_size=512),

@@ -123,7 +123,9 @@ def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
 
 
 def write_checkpoint(path: Path, tree: Any, *, protocol: int = 2, **replaced: bytes | None) -> Path:
-    """Writes a file of PyTorch, of which `data_pkl`, `byteorder` and `data_0`, ... may be replaced, or left out."""
+    """Writes a file of PyTorch, of which `data_pkl`, `byteorder` and `data_0`, ... may be replaced,
+    or left out.
+    """
     data, storages = pickled(tree, protocol)
     files = {"data.pkl": data, "byteorder": b"little", "version": b"3\n"}
     files |= {f"data/{key}": numbers.tobytes() for key, numbers in enumerate(storages)}

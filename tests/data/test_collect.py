@@ -1,4 +1,6 @@
-"""Trajectories of blocks: against plain Python, and plain Python against what the original program recorded."""
+"""Trajectories of blocks: against plain Python, and plain Python against what the original program
+recorded.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +33,9 @@ def without_repetitions(iterates: list[list[int]]) -> list[list[int]]:
 
 
 def plain_iterates(start: list[int], context: list[int], end: int) -> list[list[int]]:
-    """Iterates of a block from its first one, `PAD` from the end of the answer on, without repetitions."""
+    """Iterates of a block from its first one, `PAD` from the end of the answer on, without
+    repetitions.
+    """
     iterates, _ = trajectory(predictor(STUB), context, start)
     return without_repetitions(
         [(iterate[: end - len(context)] + [PAD] * BLOCK)[:BLOCK] for iterate in iterates]

@@ -1,4 +1,6 @@
-"""Lines of JSON as examples: which tokens count, what is refused, batches that have every example once."""
+"""Lines of JSON as examples: which tokens count, what is refused, batches that have every example
+once.
+"""
 
 import itertools
 import json

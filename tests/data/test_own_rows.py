@@ -1,4 +1,6 @@
-"""Batches by their number: iterators resume, and rows made without the others are those of the whole batch."""
+"""Batches by their number: iterators resume, and rows made without the others are those of the
+whole batch.
+"""
 
 import itertools
 import json

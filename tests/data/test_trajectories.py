@@ -1,4 +1,6 @@
-"""Stored trajectories: round trips, stopped writers, damaged folders; noisy iterates; batches of pairs."""
+"""Stored trajectories: round trips, stopped writers, damaged folders; noisy iterates; batches of
+pairs.
+"""
 
 import json
 import shutil

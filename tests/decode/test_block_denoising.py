@@ -1,4 +1,5 @@
-"""Block denoising: who is revealed when, how many calls that takes, what fusions change, what is refused.
+"""Block denoising: who is revealed when, how many calls that takes, what fusions change, what is
+refused.
 
 Steps are counted by a plain simulation of each rule on a stub whose confidences are known.
 """
@@ -26,7 +27,9 @@ SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
 
 
 def confidences(stub: StubDenoiser, masked: int) -> list[float]:
-    """c of the masked positions of a block, the first of which follows a revealed one: by their distance from it."""
+    """c of the masked positions of a block, the first of which follows a revealed one: by their
+    distance from it.
+    """
     best = [math.exp(stub.sharpness / (1 + distance)) for distance in range(1, masked + 1)]
     return [x / (x + stub.vocab_size - 1) for x in best]
 
@@ -126,7 +129,9 @@ def test_calls_are_those_of_the_simulation(name, rides, opens):
 
 @pytest.mark.parametrize("alignment", ["own", "next"])
 def test_infos_say_what_a_call_did(alignment):
-    """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores of their own."""
+    """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores
+    of their own.
+    """
     stub = dataclasses.replace(STUB, alignment=alignment)
     spec = dataclasses.replace(SPEC, alignment=alignment)
     decoder = decode.BlockDenoising(
@@ -173,7 +178,9 @@ def canvas_and_info(state, info):
 
 
 def test_holes_are_filled_block_by_block():
-    """Given tokens of a later block are not seen before it; a block without a hole is stored as it is."""
+    """Given tokens of a later block are not seen before it; a block without a hole is stored as it
+    is.
+    """
     texts = ([3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None], [None, None, 1])
     request = decode.make_request(
         [[token or 0 for token in text] for text in texts],

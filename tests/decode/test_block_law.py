@@ -1,4 +1,5 @@
-"""Block denoising: a step's choice is one pure function, and texts have the law that their rule keeps.
+"""Block denoising: a step's choice is one pure function, and texts have the law that their rule
+keeps.
 
 Laws are counted by enumeration, with the exact posterior of a joint law in the network's place.
 """
@@ -97,7 +98,9 @@ def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule, confidence
 
 
 def test_what_passes_a_bound_depends_on_the_confidence():
-    """A threshold of 0.55, between .5 and .589; 2 nats for two positions, of .990 each tempered, of 1.142 raw."""
+    """A threshold of 0.55, between .5 and .589; 2 nats for two positions, of .990 each tempered, of
+    1.142 raw.
+    """
     logits = jnp.tile(jnp.append(jnp.log(jnp.asarray(SHARES["raw"])), -30.0), (1, 2, 1))
     zero = jnp.zeros(1, jnp.int32)
     asked = (jnp.ones((1, 2), bool), zero, zero, jax.random.split(jax.random.key(0), 1))
@@ -143,7 +146,9 @@ def texts(draws: int, network: JointBlocks = JOINT, given: int = 0, **options: A
 
 
 def in_parallel(joint: JointBlocks) -> np.ndarray:
-    """The law where a step reveals a whole block: the product of its marginals, given the blocks before."""
+    """The law where a step reveals a whole block: the product of its marginals, given the blocks
+    before.
+    """
     every, law = joint.texts, joint.law
     found = np.ones(len(every))
     for i, text in enumerate(every):
@@ -165,7 +170,9 @@ def test_random_positions_one_at_a_time_have_the_joint_law(draws, fused):
 
 @pytest.mark.slow
 def test_other_laws():
-    """Left to right keeps the law too; a whole block a step has that of its marginals; the surest first has none."""
+    """Left to right keeps the law too; a whole block a step has that of its marginals; the surest
+    first has none.
+    """
     assert excess(texts(20_000, rule="sequential"), JOINT.law, 3) < 4
     assert excess(texts(20_000, rule="random", knobs={"steps": 1}), in_parallel(JOINT), 3) < 4
     assert excess(texts(20_000, rule="static"), JOINT.law, 3) > 20
@@ -175,8 +182,8 @@ def test_other_laws():
 def test_where_logits_are_about_the_next_position_the_order_matters():
     """A block's first row is that of the block before, which sees nothing of the block.
 
-    From left to right that loses nothing. Where the second symbol of a block comes first, half of the time at
-    random, the first one is drawn as if it had not.
+    From left to right that loses nothing. Where the second symbol of a block comes first, half of
+    the time at random, the first one is drawn as if it had not.
     """
     network, start = dataclasses.replace(JOINT, alignment="next"), JOINT.texts[:, 0] == 0
     joint, apart = (

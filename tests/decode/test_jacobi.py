@@ -1,4 +1,6 @@
-"""Jacobi decoding against plain Python on a stub: every leaf of its state, the end of its window, its pool."""
+"""Jacobi decoding against plain Python on a stub: every leaf of its state, the end of its window,
+its pool.
+"""
 
 import dataclasses
 
@@ -70,7 +72,9 @@ def test_every_leaf_is_that_of_plain_python(stub, options, spawn):
 
 
 def same_leaves(state, plain, uniforms) -> None:
-    """A row's state after a call, and that of the plain program; what it does not use is empty or a repetition."""
+    """A row's state after a call, and that of the plain program; what it does not use is empty or a
+    repetition.
+    """
     length, rows = len(plain.text), state.rows
     assert (rows.length, rows.reason, rows.tokens[:length].tolist()) == (
         length,

@@ -1,4 +1,6 @@
-"""Lookahead's pool of n-grams against a dictionary of lists, and its calls against a program in plain Python."""
+"""Lookahead's pool of n-grams against a dictionary of lists, and its calls against a program in
+plain Python.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,8 @@
-"""The masked samplers: the law of what they write, who is revealed in which call, how many calls that takes.
+"""The masked samplers: the law of what they write, who is revealed in which call, how many calls
+that takes.
 
-Laws are counted by enumeration: of an N-step sampler over all partitions of a small canvas, with the exact posterior
-of a joint law in the network's place.
+Laws are counted by enumeration: of an N-step sampler over all partitions of a small canvas, with
+the exact posterior of a joint law in the network's place.
 """
 
 import dataclasses
@@ -68,7 +69,9 @@ def cosine(steps: int) -> np.ndarray:
 
 
 def enumerated(joint: JointDenoiser, text: tuple[int | None, ...], mass: np.ndarray) -> np.ndarray:
-    """The exact law of an N-step sampler over the texts of `len(text)` positions, by all of its partitions."""
+    """The exact law of an N-step sampler over the texts of `len(text)` positions, by all of its
+    partitions.
+    """
     length = len(text)
     every, law = joint.texts, joint.law
     outcomes = np.asarray(list(itertools.product(range(joint.symbols), repeat=length)))
@@ -129,7 +132,9 @@ def test_texts_have_the_law_of_the_steps(name):
 
 
 def test_the_laws_of_these_samplers_are_apart():
-    """What is told apart is not the same: three steps, cosine steps, one call and the joint law itself."""
+    """What is told apart is not the same: three steps, cosine steps, one call and the joint law
+    itself.
+    """
     laws = [law_of("linear"), law_of("cosine"), law_of("one-call"), JOINT.law]
     for one, other in itertools.combinations(laws, 2):
         assert DRAWS * np.sum((one - other) ** 2 / np.maximum(one, 1e-9)) > 200
@@ -250,7 +255,9 @@ def entropy(law: np.ndarray) -> float:
 
 
 def as_drawn(law: np.ndarray, odds: float) -> np.ndarray:
-    """What a race with float32's uniforms makes of a law, whose noise ends at 2^-24, against a mask of these odds."""
+    """What a race with float32's uniforms makes of a law, whose noise ends at 2^-24, against a mask
+    of these odds.
+    """
     rare = np.minimum(1 / (2.0**24 * law * odds), 500)
     drawn = law * rare / np.expm1(rare)
     return drawn / drawn.sum()
@@ -270,7 +277,9 @@ class ZipfDenoiser(JointDenoiser):
 
 @pytest.mark.slow
 def test_many_steps_lose_no_rare_token():
-    """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24 p (t - s) / s."""
+    """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24
+    p (t - s) / s.
+    """
     law = zipf()
     assert entropy(law) == pytest.approx(8.26, abs=0.01)
     assert entropy(as_drawn(law, (1 / 1024) / (1 - 1 / 1024))) == pytest.approx(6.4, abs=0.1)

@@ -14,13 +14,16 @@ from paradec_jax import decode
 from paradec_jax.decode.recurrent import wave as waves
 from paradec_jax.decode.recurrent.wave import Wave
 
-# The newest tokens, at positions 3, 4, 5 and 6, need 1, 2, 4 and 9 recurrences; the fourth row stops at once.
+# The newest tokens, at positions 3, 4, 5 and 6, need 1, 2, 4 and 9 recurrences; the fourth row
+# stops at once.
 PROMPTS = ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
 NEEDED = (9, 9, 9, 1, 2, 4, 9)
 
 
 def first_step(kind: type, options: dict, **knobs) -> tuple:
-    """Recurrences and exit values of the first step after the prompts, and the state before the step's token."""
+    """Recurrences and exit values of the first step after the prompts, and the state before the
+    step's token.
+    """
     options = {"max_recurrence": 6, **options}
     decoder = kind(StubNetwork(needed=NEEDED, recurrence=9), 12, **options)
     request = decode.make_request(PROMPTS, max_new_tokens=[3, 3, 3, 1])

@@ -1,4 +1,6 @@
-"""Requests: what is prescribed, where the holes are, and what is refused before anything is compiled."""
+"""Requests: what is prescribed, where the holes are, and what is refused before anything is
+compiled.
+"""
 
 from functools import partial
 

@@ -1,4 +1,6 @@
-"""Residual decoding, direct and as a veto: what a head reveals, when it is asked, what the zero head is worth."""
+"""Residual decoding, direct and as a veto: what a head reveals, when it is asked, what the zero
+head is worth.
+"""
 
 import dataclasses
 import functools
@@ -62,7 +64,9 @@ RIGHT, LIAR = stubs.StubHead(STUB), stubs.StubHead(STUB, "liar")
 @pytest.mark.parametrize("steps", [1, slow(3)])
 @pytest.mark.slow
 def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
-    """A right head lies if its cache lacks a block, or holds what was said of one that was not complete."""
+    """A right head lies if its cache lacks a block, or holds what was said of one that was not
+    complete.
+    """
     options = {"head_steps": steps, "fuse_store": fused, "fuse_prompt": fused}
     result = run(decode.Residual, RIGHT, rule="static", alignment=alignment, **options)
     assert result.completions() == base().completions()
@@ -74,7 +78,9 @@ def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
 
 
 def test_a_liar_is_believed():
-    """Direct decoding asks nobody: the first token of a call is the network's, the next one the head's."""
+    """Direct decoding asks nobody: the first token of a call is the network's, the next one the
+    head's.
+    """
     result = run(decode.Residual, LIAR, rule="static")
     assert all(a != b for a, b in zip(result.completions(), base().completions(), strict=True))
     assert totals(result) == totals(run(decode.Residual, RIGHT, rule="static"))
@@ -82,7 +88,9 @@ def test_a_liar_is_believed():
 
 @pytest.mark.parametrize("steps", [1, slow(3)])
 def test_a_head_without_confidence_is_the_base_decoder(steps):
-    """No step of the head is sure enough: the base's text and calls; where much was revealed nobody asks."""
+    """No step of the head is sure enough: the base's text and calls; where much was revealed nobody
+    asks.
+    """
     plain = base()
     unsure = run(decode.Residual, LIAR, {"head_threshold": 2.0}, rule="static", head_steps=steps)
     assert unsure.completions() == plain.completions()
@@ -100,7 +108,9 @@ def test_a_head_without_confidence_is_the_base_decoder(steps):
 
 @pytest.mark.slow
 def test_a_head_goes_on_while_it_is_sure():
-    """Confidences fall with the distance from what is revealed: of three steps those that reach the threshold."""
+    """Confidences fall with the distance from what is revealed: of three steps those that reach the
+    threshold.
+    """
     beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))
     free = run(decode.Residual, RIGHT, rule="static", head_steps=3)
     some = run(
@@ -177,10 +187,12 @@ JUDGES = pytest.mark.parametrize("judge", [slow("change"), "confidence"])
 @pytest.mark.slow
 @JUDGES
 def test_a_veto_leaves_masked_what_the_head_doubts(judge):
-    """A liar has every proposal of a step fall but one, so a call reveals one position, whichever that is.
+    """A liar has every proposal of a step fall but one, so a call reveals one position, whichever
+    that is.
 
-    By change that is the one furthest from what is revealed, whose logit is lowest. By confidence all are as unsure,
-    and roundings choose; so texts end with their blocks, where the order of reveals changes no count.
+    By change that is the one furthest from what is revealed, whose logit is lowest. By confidence
+    all are as unsure, and roundings choose; so texts end with their blocks, where the order of
+    reveals changes no count.
     """
     knobs, budgets = {"threshold": 0.3}, (13, 3, 14)
     assert [

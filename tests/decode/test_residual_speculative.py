@@ -1,6 +1,8 @@
-"""Speculative residual decoding: the base decoder's text, whoever drafts; calls by exact formulas; what riding saves.
+"""Speculative residual decoding: the base decoder's text, whoever drafts; calls by exact formulas;
+what riding saves.
 
-The base decoder is `BlockDenoising` of the same rule, knobs and keys. "A liar costs calls, never a token."
+The base decoder is `BlockDenoising` of the same rule, knobs and keys. "A liar costs calls, never a
+token."
 """
 
 import dataclasses
@@ -88,7 +90,9 @@ def assert_same(result: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("rule", ["quotas", "dynamic", slow("static"), slow("threshold")])
 @pytest.mark.parametrize("head", HEADS)
 def test_it_writes_what_its_base_writes(head, rule, temperature):
-    """Greedy and sampled, token for token; K 2 to 4, riding or not; never in more calls than the base."""
+    """Greedy and sampled, token for token; K 2 to 4, riding or not; never in more calls than the
+    base.
+    """
     wanted = base(rule, temperature=temperature)
     for most, ride in itertools.product((3,) if rule == "quotas" else (2, 4), (True, False)):
         result = drafted(rule, head, temperature=temperature, candidates=most, ride=ride)
@@ -100,7 +104,8 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
             assert (calls <= before).all(), "its noise is the base's, so chance may make it right"
         else:
             assert (calls <= before).all()
-            # Uncorrected scores do not pass a threshold that corrected ones pass, and three at once are seldom right.
+            # Uncorrected scores do not pass a threshold that corrected ones pass, and three at once
+            # are seldom right.
             assert calls.sum() < before.sum() or (
                 head != "right" and rule in ("dynamic", "threshold")
             )
@@ -174,9 +179,11 @@ CASES = [
 @pytest.mark.parametrize(("head", "options"), [CASES[0], *(slow(*case) for case in CASES[1:])])
 @pytest.mark.slow
 def test_calls_are_those_of_the_formula(head, options):
-    """Network calls, positions and head calls of a head that is right, or never; a zero head has none.
+    """Network calls, positions and head calls of a head that is right, or never; a zero head has
+    none.
 
-    On this stub the zero head is right too: confidences fall from left to right, before a reveal and after it.
+    On this stub the zero head is right too: confidences fall from left to right, before a reveal
+    and after it.
     """
     result = drafted("static", head, **options)
     names = ["network_calls", "positions"] + ["head_calls"] * (head != "zero")
@@ -190,7 +197,9 @@ def test_calls_are_those_of_the_formula(head, options):
 
 @pytest.mark.slow
 def test_adaptive_drafts():
-    """No draft is sure enough, or enough is revealed: the base's calls; the head stores where nobody asks."""
+    """No draft is sure enough, or enough is revealed: the base's calls; the head stores where
+    nobody asks.
+    """
     wanted = base("static")
     unsure = drafted("static", "right", knobs=(("head_threshold", 2.0),))
     idle = drafted("static", "right", knobs=(("enough", 1),))
@@ -306,7 +315,9 @@ def test_positions_judged_one_by_one_are_not_lossless():
 @pytest.mark.slow
 @pytest.mark.parametrize("alignment", ["own", "next"])
 def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
-    """What differs from the network's own blocks is told in masks: of narrow and wide windows and of candidates."""
+    """What differs from the network's own blocks is told in masks: of narrow and wide windows and
+    of candidates.
+    """
     network, spec = tiny_blocks(blocks=(4, 8)), TokenSpec(mask=31, alignment=alignment)
     params, request = (
         {"network": tiny_blocks_params(1, 3.0), "head": None},

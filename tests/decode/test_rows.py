@@ -1,4 +1,6 @@
-"""Rows: appending, revealing in any order, and the two ways a row ends, honoured once for every decoder."""
+"""Rows: appending, revealing in any order, and the two ways a row ends, honoured once for every
+decoder.
+"""
 
 import dataclasses
 

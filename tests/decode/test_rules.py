@@ -146,7 +146,9 @@ def test_the_best_come_first_and_the_lower_index_wins_a_tie():
     ],
 )
 def test_what_a_confidence_is_taken_from(confidence, top_p_rule, first, margin, entropy):
-    """p = .5, .3, .15, .05; p^(1 / 0.7) normalised; the same in the top 0.9 alone, normalised again."""
+    """p = .5, .3, .15, .05; p^(1 / 0.7) normalised; the same in the top 0.9 alone, normalised
+    again.
+    """
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]])) + 3.0
     warm = SamplingKnobs(temperature=0.7, top_p=0.9)
     shaped = score.shaped(logits, confidence, warm, top_p_rule=top_p_rule)
@@ -194,7 +196,9 @@ def test_the_mask_alone_is_lowered():
 
 
 def test_gradients():
-    """None at known positions; the mask's own logit moves no other column, and a divergence stays finite."""
+    """None at known positions; the mask's own logit moves no other column, and a divergence stays
+    finite.
+    """
     weights = jnp.where(jnp.arange(5) == MASK, 0.0, 1.0) * jnp.arange(1.0, 6.0)
     gradient = jax.grad(lambda x: jnp.sum(subs(x, TOKENS, MASK) * weights))(LOGITS)
     assert not gradient[1].any() and not gradient[0, 0].any() and not gradient[0, 2].any()

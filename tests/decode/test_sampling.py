@@ -84,7 +84,9 @@ def test_a_relaxed_token_is_the_best_one_at_a_temperature_near_0():
 
 
 def test_the_tail_of_the_noise_is_gumbels():
-    """Of 4 million draws as many lie above 8, .., 13 as `1 - exp(-exp(-x))` says, on no grid that ends at 16."""
+    """Of 4 million draws as many lie above 8, .., 13 as `1 - exp(-exp(-x))` says, on no grid that
+    ends at 16.
+    """
     noise = np.asarray(
         jax.jit(gumbel, static_argnums=1)(jax.random.split(jax.random.key(1), (1, 1)), 1 << 22)
     )

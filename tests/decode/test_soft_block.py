@@ -1,4 +1,6 @@
-"""Gradients through block denoising, in float64: parameters, temperatures, thresholds, vectors of given tokens."""
+"""Gradients through block denoising, in float64: parameters, temperatures, thresholds, vectors of
+given tokens.
+"""
 
 import dataclasses
 import functools
@@ -147,7 +149,9 @@ def test_straight_tokens_are_those_of_block_denoising(rule, alignment, fused, te
 
 
 def test_shares_leave_once():
-    """Over its steps a position leaves once; what is revealed whatever the threshold is leaves at once."""
+    """Over its steps a position leaves once; what is revealed whatever the threshold is leaves at
+    once.
+    """
     _, info = compared(decode.SoftBlock, "own", HARD, fused=False)
     total, revealed = np.zeros((3, 32)), np.zeros((3, 32), bool)
     for step in range(len(info.at)):

@@ -1,4 +1,6 @@
-"""Gradients through the masked sampler, in float64: parameters, temperatures, vectors in place of given tokens."""
+"""Gradients through the masked sampler, in float64: parameters, temperatures, vectors in place of
+given tokens.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,6 @@
-"""One call on a small tree of windows: what each sees, how much of a call runs, decoders that verify guesses."""
+"""One call on a small tree of windows: what each sees, how much of a call runs, decoders that
+verify guesses.
+"""
 
 import dataclasses
 import functools
@@ -157,7 +159,9 @@ def test_candidates_on_a_recurrent_network_write_what_static_decoding_writes(cac
 
 @pytest.mark.slow
 def test_a_candidate_wins_on_a_recurrent_network():
-    """On a text whose next-best guess is never right candidates cost positions; with a pool they save calls."""
+    """On a text whose next-best guess is never right candidates cost positions; with a pool they
+    save calls.
+    """
     network, request = StubNetwork(needed=(1,)), tiny_request(12)
     plain = run(Jacobi(network, 24, block=4), {}, request)
     more = run(Jacobi(network, 24, block=4, pool=3), {}, request)
@@ -202,7 +206,9 @@ def computed(name, *, alone=None):
 
 @over(SPARING, SPARING.keys() - {"candidates"})
 def test_a_call_computes_what_is_there(name, monkeypatch):
-    """A row by itself pays for the positions that its calls computed, and the largest shape writes the same."""
+    """A row by itself pays for the positions that its calls computed, and the largest shape writes
+    the same.
+    """
     kind, _, smallest = SPARING[name]
     result, sizes = computed(name, alone=1)
     assert len(sizes) == result["network_calls"][0] and sizes[0] == smallest

@@ -1,4 +1,6 @@
-"""Tensors that are read when they are asked for, shards of bounded size, and folders that appear whole."""
+"""Tensors that are read when they are asked for, shards of bounded size, and folders that appear
+whole.
+"""
 
 import os
 import stat

@@ -1,4 +1,6 @@
-"""Bounds of texts under a denoiser: against the exact likelihood of a small joint, with their errors."""
+"""Bounds of texts under a denoiser: against the exact likelihood of a small joint, with their
+errors.
+"""
 
 import math
 
@@ -48,7 +50,9 @@ def test_rows_do_not_know_of_each_other():
 
 
 def test_a_longer_buffer_changes_nothing():
-    """Rows are padded to the smallest batch where the network allows it, and the padding is not seen."""
+    """Rows are padded to the smallest batch where the network allows it, and the padding is not
+    seen.
+    """
     padded = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=64)
     spans = [Span(TEXTS[0], 1), Span(TEXTS[1])]
     plain, longer = (

@@ -1,4 +1,6 @@
-"""The table of drawn texts: its rows from stubs with known answers, its files, its command, what it refuses."""
+"""The table of drawn texts: its rows from stubs with known answers, its files, its command, what it
+refuses.
+"""
 
 import dataclasses
 import json

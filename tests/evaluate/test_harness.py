@@ -282,7 +282,8 @@ class TestDecoderLM:
         assert right[0] == pytest.approx(0.0, abs=1e-4) and wrong[0] == pytest.approx(
             -50.0, abs=1e-3
         )
-        # The network recites from the place of the script on; what it says before is its first token.
+        # The network recites from the place of the script on; what it says before is its first
+        # token.
         assert lm.loglikelihood_rolling([request(""), request(context + script)])[0] == 0.0
         assert lm.generate_until([request(context, {"until": ["app"], "max_gen_toks": 9})]) == [
             " 3 "
@@ -331,7 +332,9 @@ class TestDecoderLM:
 
 @pytest.mark.peers
 def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
-    """The real package, on a few word problems and the bundled model, against a computation row by row."""
+    """The real package, on a few word problems and the bundled model, against a computation row by
+    row.
+    """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     lm_eval = pytest.importorskip("lm_eval")

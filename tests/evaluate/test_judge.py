@@ -1,4 +1,6 @@
-"""Generative perplexity by both definitions under a judge with known answers, and what a judge refuses."""
+"""Generative perplexity by both definitions under a judge with known answers, and what a judge
+refuses.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def losses_of(row, before=()):
 
 
 def samples():
-    """The judge's own text, one that departs from it in two places, one with three ends of text, one of one token."""
+    """The judge's own text, one that departs from it in two places, one with three ends of text,
+    one of one token.
+    """
     own = [3, *JUDGE.expected([3], 7)]
     other = [*own[:3], (own[3] + 1) % 11, 2]
     return [own, other, [END, 1, END, 4, END, END], [7]]
@@ -55,7 +59,8 @@ class TestDefinitions:
     def test_mdlm(self):
         rows = samples()
         losses = [losses_of(row) for row in rows]
-        # The end that begins the third row is its first, and has no loss: none of the others counts.
+        # The end that begins the third row is its first, and has no loss: none of the others
+        # counts.
         kept = [*losses[0], *losses[1], *(losses[2][i] for i in (0, 2))]
         found = judge_ids(model_of(), rows, definition="mdlm")
         assert found.perplexity == pytest.approx(math.exp(np.mean(kept)), rel=1e-5)
@@ -90,7 +95,9 @@ class TestDefinitions:
 
 class TestTexts:
     def test_another_vocabulary(self):
-        """Ids of the judge's own tokenizer, after its begin-of-text where it has one, cut at its length."""
+        """Ids of the judge's own tokenizer, after its begin-of-text where it has one, cut at its
+        length.
+        """
         tokenizer = character_tokenizer(LETTERS)
         texts = ["abcde", "jjihg", "a" * 40]
         for bos, room in ((None, 16), (10, 15)):
@@ -106,7 +113,9 @@ class TestTexts:
         assert judge_texts(judge, texts[:2]).definition == "mdlm"
 
     def test_answers_after_prompts(self):
-        """Each token of an answer has its probability after all before it, by ids or, elsewhere, by texts."""
+        """Each token of an answer has its probability after all before it, by ids or, elsewhere, by
+        texts.
+        """
         prompt, letters, more = (
             [3, 5],
             character_tokenizer(LETTERS),

@@ -1,4 +1,6 @@
-"""Entropies, distinct n-grams, self-BLEU, n-gram models and intervals against cases computed by hand."""
+"""Entropies, distinct n-grams, self-BLEU, n-gram models and intervals against cases computed by
+hand.
+"""
 
 import itertools
 import math
@@ -25,7 +27,8 @@ class TestEntropies:
     def test_of_all_samples_together(self):
         shares = np.array([3, 3, 1]) / 7
         assert entropy(ROWS) == pytest.approx(-np.sum(shares * np.log(shares)))
-        # 00, 01, 11 in the first row, 01 in the second, none in the third; none over the edge of a row.
+        # 00, 01, 11 in the first row, 01 in the second, none in the third; none over the edge of a
+        # row.
         shares = np.array([1, 2, 1]) / 4
         assert entropy(ROWS, 2) == pytest.approx(-np.sum(shares * np.log(shares)))
         assert entropy([[7, 7, 7]]) == 0 and math.copysign(1, entropy([[7, 7, 7]])) == 1
@@ -49,7 +52,9 @@ class TestEntropies:
         assert low < found["fourgram_entropy"] < high < math.log(5**4)
 
     def test_an_interval_has_the_width_of_the_law(self):
-        """Over samples of one law the entropies of whole collections spread as the interval of each says."""
+        """Over samples of one law the entropies of whole collections spread as the interval of each
+        says.
+        """
         rng = np.random.default_rng(1)
         law = np.array([0.7, 0.2, 0.1])
         found = [variety(rng.choice(3, (60, 20), p=law).tolist()) for _ in range(40)]
@@ -103,7 +108,8 @@ class TestIntervals:
 class TestSelfBleu:
     def test_by_hand(self):
         pytest.importorskip("sacrebleu")
-        # 2 of 3 words, 1 of 2 pairs, no triple of 1, which smoothing counts as half of one; no text has four words.
+        # 2 of 3 words, 1 of 2 pairs, no triple of 1, which smoothing counts as half of one; no text
+        # has four words.
         by_hand = 100 * (2 / 3 * 1 / 2 * 1 / 2) ** (1 / 3)
         assert self_bleu(["the cat sat", "the cat ran"]) == pytest.approx(by_hand)
         assert self_bleu(["a man, a plan"] * 3) == pytest.approx(100)

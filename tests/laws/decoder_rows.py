@@ -30,15 +30,18 @@ class Row:
       knobs: knobs that differ from the defaults.
       stub: fields of the stub network.
       net: the stub network's class.
-      recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
-      overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
+      recurrence: recurrences each position does at its end (the most that matter), for the expected
+        tokens.
+      overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws
+        leave it out.
       only_greedy: repeats a release that does not sample.
-      batch_wide: repeats a release that calls the network for a whole batch or not at all, so that what a row costs
-        depends on the others.
-      count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
-        formula.
+      batch_wide: repeats a release that calls the network for a whole batch or not at all, so that
+        what a row costs depends on the others.
+      count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare;
+        None without a formula.
       first: calls and tokens of `init`.
-      most: network calls within which a row of so many new tokens ends, as the class of the decoder says.
+      most: network calls within which a row of so many new tokens ends, as the class of the decoder
+        says.
     """
 
     kind: type
@@ -145,7 +148,9 @@ def wave_row(
     recurrence: int | None = 4,
     **options: Any,
 ) -> Row:
-    """A row of a wavefront with two recurrences a call, whose positions do `most` recurrences at most."""
+    """A row of a wavefront with two recurrences a call, whose positions do `most` recurrences at
+    most.
+    """
     return Row(
         kind,
         {"inner_recurrence": 2, **options},
@@ -168,13 +173,17 @@ def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: A
 def masked_row(
     kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any
 ) -> Row:
-    """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
+    """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is
+    alone.
+    """
     knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
 
 
 def whole_batch_row(kind: type, calls: int, **options: Any) -> Row:
-    """A row of a released sampler of canvases that calls its network for a whole batch, so often at most."""
+    """A row of a released sampler of canvases that calls its network for a whole batch, so often at
+    most.
+    """
     return dataclasses.replace(
         masked_row(kind, None, {}, **options), batch_wide=True, most=lambda new: calls
     )

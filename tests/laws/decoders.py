@@ -1,8 +1,9 @@
 """The tables of decoders that the laws are tested on.
 
-`ROWS` holds every decoder class of `paradec_jax` and of `experiments`, and the test decoders of this folder, on
-stub networks whose answers are known: every law that can be stated without knowing the decoder runs over all rows.
-`REAL` and `CAUSAL` hold some of them for small models of random weights.
+`ROWS` holds every decoder class of `paradec_jax` and of `experiments`, and the test decoders of
+this folder, on stub networks whose answers are known: every law that can be stated without knowing
+the decoder runs over all rows. `REAL` and `CAUSAL` hold some of them for small models of random
+weights.
 """
 
 import collections
@@ -205,9 +206,10 @@ ROWS = {
         house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
     ),
 }
-# Laws of the program of a run are quick on every row, those that compile a trace or a row alone on the first row of
-# each class that steps in a way of its own, and those that compile more where the machine goes one too. Slow are
-# replicas, whose recorded arrays `make golden` replays, and programs that differ in little.
+# Laws of the program of a run are quick on every row, those that compile a trace or a row alone on
+# the first row of each class that steps in a way of its own, and those that compile more where the
+# machine goes one too. Slow are replicas, whose recorded arrays `make golden` replays, and programs
+# that differ in little.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(
     name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas")
@@ -286,7 +288,9 @@ NEWS = (BUDGET, 2, 6)
 def traced(
     name: str, news: Any = NEWS, stop: tuple[int, ...] = (0,), network: Any = None, **knobs: Any
 ) -> Any:
-    """The result of a row, and `record_all` of each step; JAX checks that no key is used twice (law 13)."""
+    """The result of a row, and `record_all` of each step; JAX checks that no key is used twice (law
+    13).
+    """
     row = ROWS[name]
     with jax.debug_key_reuse(True):
         request = tiny_request(news, stop=stop)
@@ -302,7 +306,9 @@ def traced(
 
 @functools.cache
 def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
-    """Each prompt by itself in a longer buffer, at temperature 3: its result, and what really ran, counted."""
+    """Each prompt by itself in a longer buffer, at temperature 3: its result, and what really ran,
+    counted.
+    """
     row, ran = ROWS[name], collections.Counter()
 
     def probe(counter: str) -> None:
@@ -321,7 +327,9 @@ def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
 
 
 def record_all(state: Any, info: Any) -> Any:
-    """Records a state, how many cache entries it trusts, and the info; one record, so that laws share a program."""
+    """Records a state, how many cache entries it trusts, and the info; one record, so that laws
+    share a program.
+    """
     return state, getattr(state, "cached", ()), info
 
 

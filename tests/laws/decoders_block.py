@@ -30,7 +30,8 @@ def block_row(
     each: int = 2,
     **options: Any,
 ) -> Row:
-    """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise.
+    """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told
+    otherwise.
 
     The options tell the calls as well, and whether the prompt's call commits a token.
     """

@@ -1,7 +1,8 @@
-"""Two decoders that no paper needs, to show that the machine has room: they run through every driver and law.
+"""Two decoders that no paper needs, to show that the machine has room: they run through every
+driver and law.
 
-`AnyOrder` reveals a canvas from nothing or around given tokens, `DualCache` sees its cache through a mask with the
-open block cut out.
+`AnyOrder` reveals a canvas from nothing or around given tokens, `DualCache` sees its cache through
+a mask with the open block cut out.
 """
 
 import dataclasses
@@ -40,7 +41,9 @@ class Revealed:
 
 @dataclasses.dataclass(frozen=True)
 class AnyOrder(DecoderBase):
-    """Reads the whole canvas in every call and reveals its surest positions, at least one of each row."""
+    """Reads the whole canvas in every call and reveals its surest positions, at least one of each
+    row.
+    """
 
     Knobs: ClassVar[type] = RevealKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
@@ -75,7 +78,9 @@ class AnyOrder(DecoderBase):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DualCacheState(Canvas):
-    """The canvas, with keys and values of all its positions, those outside the open block as they once were."""
+    """The canvas, with keys and values of all its positions, those outside the open block as they
+    once were.
+    """
 
     cache: Any
 
@@ -87,7 +92,8 @@ class DualCacheState(Canvas):
 
 @dataclasses.dataclass(frozen=True)
 class DualCache(DecoderBase):
-    """Opens blocks from left to right; a call reads one and sees the rest of the canvas in the cache.
+    """Opens blocks from left to right; a call reads one and sees the rest of the canvas in the
+    cache.
 
     Attributes:
       block: positions of a block.

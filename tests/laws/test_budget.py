@@ -1,7 +1,7 @@
 """The budget of each room: a room that is full is made simpler before something is added.
 
-A room is measured in Python tokens without comments, docstrings and line ends, so that wrapping, naming and
-explaining cost nothing.
+A room is measured in Python tokens without comments, docstrings and line ends, so that wrapping,
+naming and explaining cost nothing.
 """
 
 import ast
@@ -15,7 +15,8 @@ import pytest
 import paradec_jax
 
 ROOT = Path(__file__).parents[2]
-# Rooms of the package, which hold all of its files, and their tokens: about one in a hundred more than they hold.
+# Rooms of the package, which hold all of its files, and their tokens: about one in a hundred more
+# than they hold.
 ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 29_000,
     ("decode",): 47_900,
@@ -133,7 +134,9 @@ def test_functions_and_classes_of_the_package():
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_step_is_read_in_one_file(name):
-    """What a step calls in its own file, private methods and nested functions among them, is read as a part of it."""
+    """What a step calls in its own file, private methods and nested functions among them, is read
+    as a part of it.
+    """
     (path,) = (
         file for file in python("paradec_jax/decode") if f"class {name}(" in file.read_text()
     )
@@ -172,7 +175,9 @@ def modules_of(tree: ast.Module) -> set[str]:
 
 
 def named(function: ast.AST, modules: set[str]) -> set[str]:
-    """Names that a function calls, those of libraries left out, and those that it takes from a module."""
+    """Names that a function calls, those of libraries left out, and those that it takes from a
+    module.
+    """
     found: set[str] = set()
     if isinstance(function, ast.ClassDef):
         return found

@@ -137,7 +137,8 @@ def test_a_prompt_with_the_model_s_mask():
         continuation_task(model, ["a", "a <|eot|>"], pd.Masked(), max_new_tokens=4)
 
 
-# transformers leaves a null content out, which a template that asks whether it is none does not foresee.
+# transformers leaves a null content out, which a template that asks whether it is none does not
+# foresee.
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore:the chat template does not read")
 @pytest.mark.parametrize(("name", "line"), [pair for pair in PAIRS if pair != ("r1", "a call")])

@@ -1,4 +1,6 @@
-"""Drafts: what a state of a decoder guesses for the positions after its committed tokens, -1 after the last guess."""
+"""Drafts: what a state of a decoder guesses for the positions after its committed tokens, -1 after
+the last guess.
+"""
 
 import dataclasses
 import functools
@@ -42,7 +44,9 @@ ELSEWHERE = {"Lookahead", "ReleasedLookahead"}
 
 
 def defined() -> dict[str, type]:
-    """Every decoder and replica by its name; those of canvases, whose guesses have gaps, are elsewhere."""
+    """Every decoder and replica by its name; those of canvases, whose guesses have gaps, are
+    elsewhere.
+    """
     for package in (decode, replicas):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
@@ -56,7 +60,9 @@ KINDS = defined()
 
 
 def reach(decoder, state):
-    """How many positions after the committed ones a state has room to guess, where its window says so."""
+    """How many positions after the committed ones a state has room to guess, where its window says
+    so.
+    """
     if isinstance(decoder, decode.Jacobi):
         return jnp.minimum(state.window_end - state.rows.length, decoder.width - 1)
     if isinstance(decoder, decode.Wavefront | decode.SoftWavefront):
@@ -66,7 +72,9 @@ def reach(decoder, state):
 
 @functools.cache
 def history(name: str):
-    """The tokens of a decoder [B, S], and after each step lengths [N, B], drafts [N, B, K] and `reach`."""
+    """The tokens of a decoder [B, S], and after each step lengths [N, B], drafts [N, B, K] and
+    `reach`.
+    """
     kind = KINDS[name]
     fields = {field.name for field in dataclasses.fields(kind)}
     options = {field: value for field, value in OPTIONS.items() if field in fields}

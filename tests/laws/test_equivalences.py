@@ -1,4 +1,6 @@
-"""Equivalences of decoders (law 2), and of a row alone with one of a batch, on small models of random weights."""
+"""Equivalences of decoders (law 2), and of a row alone with one of a batch, on small models of
+random weights.
+"""
 
 import dataclasses
 import functools
@@ -99,7 +101,9 @@ def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_of_the_verifier_itself_are_static_decoding(temperature):
-    """With drafts as deep as the verification and draws that belong to positions, sampling agrees too."""
+    """With drafts as deep as the verification and draws that belong to positions, sampling agrees
+    too.
+    """
     stub = StubNetwork(needed=(3, 1), sharpness=2.0)
     one = decode.Static(stub, SIZE)
     other = decode.SelfSpeculative(stub, SIZE, draft_recurrence=stub.recurrence, lookahead=3)
@@ -172,7 +176,9 @@ def test_prompts_may_be_read_at_a_recurrence_of_their_own(other):
 @pytest.mark.parametrize("running", [False, slow(True)])
 @pytest.mark.slow
 def test_jacobi_decoding_at_a_depth_is_static_decoding_at_that_depth(running):
-    """The prompt and the first draft are read once, and each call after that four times, whatever the network's r."""
+    """The prompt and the first draft are read once, and each call after that four times, whatever
+    the network's r.
+    """
     request, depths = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 1}
     one_by_one = tiny(decode.Static, "shared", **depths)
     drafted = decode.Jacobi(tiny_network(recurrence=2), SIZE, block=4, running=running, **depths)
@@ -199,7 +205,9 @@ def test_speculation_may_read_prompts_at_a_recurrence_of_their_own():
 @pytest.mark.parametrize("temperature", [0.0, slow(1.0)])
 @pytest.mark.slow
 def test_a_wave_without_warm_starts_is_static_decoding(temperature):
-    """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
+    """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that
+    was replaced.
+    """
     recurrence = tiny_network().recurrence
     wave = tiny(
         decode.Wavefront,
@@ -219,7 +227,9 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
 @pytest.mark.parametrize(("temperature", "penalty"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.8)])
 @over(CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature, penalty):
-    """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
+    """On a stub whose drafts are often right, each position with its own draw, and on a model,
+    whose are not.
+    """
     kind, options = CAUSAL[name]
     knobs = kind.Knobs(temperature, repetition_penalty=penalty)
     stub, size = StubCausal(**REPEATING, sharpness=4.0), 45
@@ -343,7 +353,9 @@ def test_fusions_change_no_token(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("alignment", "head"), [("own", True), ("next", False)])
 def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
-    """With a head of random weights and without: what is stored while the next block is read, and what it sees."""
+    """With a head of random weights and without: what is stored while the next block is read, and
+    what it sees.
+    """
     spec, options = TokenSpec(mask=31, alignment=alignment), {"head": tiny_head()} if head else {}
     params = {"network": tiny_blocks_params(1, 3.0), "head": tiny_head_params()}
     params = params if head else params["network"]

@@ -1,4 +1,6 @@
-"""Nothing is accepted and ignored: each field of configs, knobs and options is read by some program (law 12)."""
+"""Nothing is accepted and ignored: each field of configs, knobs and options is read by some program
+(law 12).
+"""
 
 import ast
 import functools
@@ -71,7 +73,9 @@ def unread(trees: list[ast.Module]) -> list[str]:
 
 
 def test_every_field_is_read():
-    """Of options whatever can be set: configs, knobs, decoders, settings; results are the reader's affair."""
+    """Of options whatever can be set: configs, knobs, decoders, settings; results are the reader's
+    affair.
+    """
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
     kinds = ("Config", "Knobs", "Options", "Rounds", "Rules", "Setting", "Spec")
     found = [name for name in unread(trees) if is_choice(name.partition(".")[0], kinds)]

@@ -1,4 +1,6 @@
-"""Law 6: gradients through the sampler, in float64, and what the soft wavefront shares with the discrete one."""
+"""Law 6: gradients through the sampler, in float64, and what the soft wavefront shares with the
+discrete one.
+"""
 
 import contextlib
 import dataclasses
@@ -99,7 +101,9 @@ def plain() -> Any:
 def check_differences(
     params: Any, gradient: dict[str, np.ndarray], events: Any, h: float = 1e-5
 ) -> None:
-    """Compares a gradient at `KNOBS` with central differences of `plain()`, at which no token may change."""
+    """Compares a gradient at `KNOBS` with central differences of `plain()`, at which no token may
+    change.
+    """
     committed = np.asarray(events[1])
     assert committed.sum() > 2 and (committed == 0).any(), "the wave never waits or never moves"
     for name, value in KNOBS.items():

@@ -1,4 +1,6 @@
-"""What the two test decoders show of the machine, beside the laws that they share with every decoder."""
+"""What the two test decoders show of the machine, beside the laws that they share with every
+decoder.
+"""
 
 import dataclasses
 
@@ -129,7 +131,9 @@ def test_a_canvas_reveals_what_is_open_alone():
 
 
 def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
-    """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every call."""
+    """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every
+    call.
+    """
     whole = StubDenoiser(sharpness=6.0)
     one = decode.BlockDenoising(
         dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold"

@@ -1,4 +1,6 @@
-"""Who may import whom: the dependency directions of the design, read from the source, and what no file uses."""
+"""Who may import whom: the dependency directions of the design, read from the source, and what no
+file uses.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -9,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "paradec_jax"
 
-# What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
-# its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
+# What a part may import of the package besides itself; a dotted name admits that module alone.
+# Parts of `decode` are its storeys: `rules` stands on the ground, `machine` on the rules, the
+# families beside each other on both.
 BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
 BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
@@ -122,7 +125,8 @@ def test_direction(path):
         )
 
 
-# What a folder outside of the package may import of `experiments` and of the package; None for all of it.
+# What a folder outside of the package may import of `experiments` and of the package; None for all
+# of it.
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
     "convert": (
         set(),

@@ -1,7 +1,9 @@
-"""Laws of every decoder: drivers agree, rows are independent and rest when finished, one program serves all knobs.
+"""Laws of every decoder: drivers agree, rows are independent and rest when finished, one program
+serves all knobs.
 
-The decoders are the rows of `decoders.ROWS`, on stub networks. What they must produce there is in `test_counts.py`
-and `test_stops.py`, what they must refuse in `test_refusals.py`; `test_equivalences.py` has laws on small models.
+The decoders are the rows of `decoders.ROWS`, on stub networks. What they must produce there is in
+`test_counts.py` and `test_stops.py`, what they must refuse in `test_refusals.py`;
+`test_equivalences.py` has laws on small models.
 """
 
 import dataclasses
@@ -121,7 +123,9 @@ def test_greedy_programs_are_those_of_temperature_0(name):
 
 @BY_CLASS
 def test_rows_are_independent(name):
-    """At another place of the batch; alone in a longer buffer, after a prompt that is padded further."""
+    """At another place of the batch; alone in a longer buffer, after a prompt that is padded
+    further.
+    """
     row = ROWS[name]
     knobs, request = row.values(temperature=3.0), tiny_request(NEWS, stop=(0,))
     together = decode.run(row.decoder(), row.params, request, knobs)

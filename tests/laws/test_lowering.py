@@ -1,4 +1,6 @@
-"""Every decoder and the train step lower for GPU and TPU, though tests run on the CPU; what their programs hold."""
+"""Every decoder and the train step lower for GPU and TPU, though tests run on the CPU; what their
+programs hold.
+"""
 
 import dataclasses
 import re
@@ -120,7 +122,9 @@ def hidden_of(state, info):
 
 @pytest.mark.parametrize("platform", ["cpu", *PLATFORMS])
 def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
-    """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has such a product."""
+    """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has
+    such a product.
+    """
     network = stubs.tiny_causal(**HALF)
     decoder, request = (
         decode.AutoRegressive(network, SIZE),
@@ -159,7 +163,9 @@ def test_a_run_holds_no_array_that_only_infos_have(name):
 
 @pytest.mark.parametrize("name", ["causal", "recurrent"])
 def test_a_step_of_a_stream_copies_no_matrix(name):
-    """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as a matrix."""
+    """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as
+    a matrix.
+    """
     if name == "causal":
         decoder, params = (
             decode.Jacobi(stubs.tiny_causal(), SIZE, block=4),
@@ -193,7 +199,9 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
 
 @over(CACHE_MODES, {*CACHE_MODES} - {"full"}, "mode")
 def test_a_step_of_several_rows_copies_no_cache(mode):
-    """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
+    """Keys and values are written where they lie, in the loop of a compiled run, whatever a
+    position keeps.
+    """
     decoder, params = (
         decode.Static(stubs.tiny_network(mode), SIZE, greedy=True),
         stubs.tiny_params(),

@@ -1,4 +1,6 @@
-"""Every number that a command takes has a range, and what lies outside is refused in one sentence that names it."""
+"""Every number that a command takes has a range, and what lies outside is refused in one sentence
+that names it.
+"""
 
 import dataclasses
 import re

@@ -1,4 +1,6 @@
-"""A repetition penalty is that of transformers, and decoders that have it write what one-by-one decoding writes."""
+"""A repetition penalty is that of transformers, and decoders that have it write what one-by-one
+decoding writes.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""Gradients of a rollout for the knobs (law 6); those of the soft wavefront, in float64, are in test_gradients.py."""
+"""Gradients of a rollout for the knobs (law 6); those of the soft wavefront, in float64, are in
+test_gradients.py.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,6 @@
-"""Why a row ends: stop tokens, budgets, a bound on steps, a full buffer, the caller; and that it ends at all."""
+"""Why a row ends: stop tokens, budgets, a bound on steps, a full buffer, the caller; and that it
+ends at all.
+"""
 
 import dataclasses
 from typing import Any

@@ -9,7 +9,9 @@ from paradec_jax.decode.machine import network
 
 
 def test_the_causal_stub_notices_what_a_position_sees():
-    """Right tokens through window or cache; another token where a position is missing, seen twice or misplaced."""
+    """Right tokens through window or cache; another token where a position is missing, seen twice
+    or misplaced.
+    """
     stub = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)
     tokens, positions = jnp.array([[4, 7, 9, 4, 7, 9]]), jnp.arange(6)[None]
 

@@ -1,4 +1,6 @@
-"""Laws that random weights cannot show, on a bundled model: drafts are accepted, so a wrong rule loses answers."""
+"""Laws that random weights cannot show, on a bundled model: drafts are accepted, so a wrong rule
+loses answers.
+"""
 
 import functools
 
@@ -32,7 +34,9 @@ def cold(**options):
 
 @pytest.mark.slow
 def test_a_wave_without_warm_starts_is_static_decoding_in_fewer_calls(monkeypatch):
-    """Jacobi decoding of a recurrent model. A state is wrong from the first token on that changed, not only there."""
+    """Jacobi decoding of a recurrent model. A state is wrong from the first token on that changed,
+    not only there.
+    """
     static = answers(pd.Static(recurrence=1))
     waved = answers(cold(), KNOBS)
     assert waved.text == static.text

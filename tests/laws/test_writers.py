@@ -1,4 +1,6 @@
-"""What stands where a command would write stays as it is, to the byte, unless this program wrote it there."""
+"""What stands where a command would write stays as it is, to the byte, unless this program wrote it
+there.
+"""
 
 import json
 import shutil
@@ -18,7 +20,8 @@ from paradec_jax.train.hooks import truncate
 
 START = str(ASSETS / "tiny-jacobi")
 PARTS = {name: "round-0" if name == "jacobi" else name for name in OBJECTIVES}
-# Where each command writes a folder, and its words; what it reads is not there, or must not be read.
+# Where each command writes a folder, and its words; what it reads is not there, or must not be
+# read.
 FOLDERS = [
     *[(f"train {name} --out . --model {START} --data none", "model") for name in OBJECTIVES],
     *[(f"train {name} --out . --model {START} --data none", part) for name, part in PARTS.items()],

@@ -1,4 +1,6 @@
-"""The loss of block diffusion: packed samples, what they see, lengths of blocks, what carries gradient."""
+"""The loss of block diffusion: packed samples, what they see, lengths of blocks, what carries
+gradient.
+"""
 
 import functools
 
@@ -63,7 +65,9 @@ def test_samples_and_blocks_of_packed_rows():
 
 @pytest.mark.slow
 def test_rows_of_one_batch_have_blocks_of_several_lengths():
-    """Where whole samples are hidden, longer blocks show less; drawn lengths give what the mean of them gives."""
+    """Where whole samples are hidden, longer blocks show less; drawn lengths give what the mean of
+    them gives.
+    """
     rows = 32
     batch = {
         "tokens": np.broadcast_to(BATCH["tokens"][:1, 8:], (rows, 12)),

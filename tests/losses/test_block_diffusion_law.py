@@ -1,4 +1,6 @@
-"""The loss of a network that knows the law: in the mean it is the negative log-likelihood, whatever is drawn."""
+"""The loss of a network that knows the law: in the mean it is the negative log-likelihood, whatever
+is drawn.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +33,9 @@ class Read(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Knows:
-    """Exact probabilities of a token, its own or the next one, given the tokens that a position sees."""
+    """Exact probabilities of a token, its own or the next one, given the tokens that a position
+    sees.
+    """
 
     shift: int = 0
     block: int | None = 2
@@ -102,7 +106,9 @@ def test_blocks_of_one_token_are_the_likelihood_without_chance():
 
 
 def test_where_the_next_token_is_predicted_the_first_of_a_block_does_not_see_its_block():
-    """Of two tokens of a block the second is seen by neither; in half of the draws the first is hidden beside it."""
+    """Of two tokens of a block the second is seen by neither; in half of the draws the first is
+    hidden beside it.
+    """
 
     def cost(known, i):
         """-log p(x_i | the known ones)."""

@@ -28,7 +28,9 @@ def params(seed: int = 2):
 
 
 def batch(seed: int = 0) -> dict[str, np.ndarray]:
-    """Unequal prompts and numbers of pairs; noisy copies differ from an offset on; one row ends in a stop token."""
+    """Unequal prompts and numbers of pairs; noisy copies differ from an offset on; one row ends in
+    a stop token.
+    """
     rng = np.random.default_rng(seed)
     rows, width, pairs, block = SHAPE
     clean = rng.integers(2, CONFIG.vocab_size, (rows, pairs, block))

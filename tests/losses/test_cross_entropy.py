@@ -81,7 +81,8 @@ class Watched:
 
 @pytest.mark.parametrize("name", ["cllm", "residual", "self-distillation"])
 def test_losses_gather_an_output_matrix_outside_of_their_chunks(name):
-    """Once a pass over the positions: of CLLM's student; of the head's own two steps and of what judges them; of the
+    """Once a pass over the positions: of CLLM's student; of the head's own two steps and of what
+    judges them; of the
 
     step that the teacher draws, of the student and of the teacher.
     """

@@ -1,8 +1,9 @@
 """Laws of every objective, the rows of `objectives.OBJECTIVES`.
 
-Chunks change nothing, draws follow the key, what counts nothing may hold anything, padding changes nothing, gradients
-are finite differences, logits never lie in memory whole, micro-batches add up to the batch, and padding is told by
-lengths, not by a token. `tests/mesh` trains every row on meshes, `tests/processes` in two processes.
+Chunks change nothing, draws follow the key, what counts nothing may hold anything, padding changes
+nothing, gradients are finite differences, logits never lie in memory whole, micro-batches add up to
+the batch, and padding is told by lengths, not by a token. `tests/mesh` trains every row on meshes,
+`tests/processes` in two processes.
 """
 
 import dataclasses
@@ -64,7 +65,9 @@ def program(name: str, chunk: int | None):
 
 
 def graded(name: str, batch=None, chunk: int | None = None, key: int = 0):
-    """Loss and metrics, and gradients, of the unequal batch unless told otherwise; its draws are those of the key."""
+    """Loss and metrics, and gradients, of the unequal batch unless told otherwise; its draws are
+    those of the key.
+    """
     batch = unequal(name, drawn=True) if batch is None else batch
     arguments = OBJECTIVES[name].params(), frozen_of(name), batch | {"step": jnp.int32(0)}
     return jax.tree.map(np.asarray, program(name, chunk)(*arguments, jax.random.key(key)))
@@ -236,7 +239,8 @@ FROZEN = losses.ConsistencyRules(teacher="frozen")
 
 
 def exact(name: str):
-    """A loss in float64 without a part that gradients do not cross, its batch, and what it does not train.
+    """A loss in float64 without a part that gradients do not cross, its batch, and what it does not
+    train.
 
     A frozen teacher is not what is trained, gradients cross all recurrences, and a prompt has one.
     """
@@ -394,7 +398,9 @@ def test_micro_batches_add_up_to_the_batch(name):
 
 @pytest.mark.parametrize("name", ["next token", "residual"])
 def test_the_first_pass_over_micro_batches_runs_no_network(name):
-    """It wants weights, which depend on no parameters: its share of the products of an update is none."""
+    """It wants weights, which depend on no parameters: its share of the products of an update is
+    none.
+    """
     row, optimizer = OBJECTIVES[name], optax.sgd(1.0)
 
     def products(accumulate: int) -> int:
@@ -427,7 +433,9 @@ def loss_with(name: str, pad: int, chunk: int | None = None):
 
 
 def stopping(name: str) -> dict[str, np.ndarray]:
-    """Every answer ends in the stop token, at the end of its last block; the noisy copy has it once too."""
+    """Every answer ends in the stop token, at the end of its last block; the noisy copy has it once
+    too.
+    """
     batch = dict(OBJECTIVES[name].batch(1))
     clean, noisy = batch["clean"].copy(), batch["noisy"].copy()
     clean[:, -1, -1], noisy[:, -1, 0] = SPEC.stop[0], SPEC.stop[0]

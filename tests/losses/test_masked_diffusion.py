@@ -1,4 +1,6 @@
-"""The bound as a loss: what it counts, that it is finite where the original is not, and its options."""
+"""The bound as a loss: what it counts, that it is finite where the original is not, and its
+options.
+"""
 
 import dataclasses
 import functools
@@ -104,7 +106,9 @@ def test_importance_and_change_of_variables_are_one():
     ],
 )
 def test_every_way_of_drawing_bounds_the_likelihood(rules):
-    """With the exact posterior the bound is the negative log-likelihood itself, up to what lies beyond the ends."""
+    """With the exact posterior the bound is the negative log-likelihood itself, up to what lies
+    beyond the ends.
+    """
     objective = masked_diffusion_loss(EXACT, TokenSpec(mask=EXACT.mask), rules, dropout=False)
     text = 40
     rows = 512

@@ -1,4 +1,6 @@
-"""The loss of a residual head: against blocks read one by one, both alignments, reveals, objectives, what is kept."""
+"""The loss of a residual head: against blocks read one by one, both alignments, reveals,
+objectives, what is kept.
+"""
 
 import dataclasses
 import functools
@@ -91,7 +93,9 @@ def samples():
 
 @jax.jit
 def of_block(params, frozen, clean, noisy, start, residual_before):
-    """What backbone and head say of a block: of y and, from `residual_before` and a, the residual of it."""
+    """What backbone and head say of a block: of y and, from `residual_before` and a, the residual
+    of it.
+    """
     length = clean.shape[0]
     cached = BACKBONE.forward(frozen, clean[None], jnp.arange(length)[None])
     positions = (start + jnp.arange(BLOCK))[None]
@@ -183,7 +187,9 @@ def test_a_head_that_adds_nothing_is_the_uncorrected_backbone():
 
 @pytest.mark.slow
 def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
-    """With two steps, the gradient of the second reaches the first residual through the head's input alone."""
+    """With two steps, the gradient of the second reaches the first residual through the head's
+    input alone.
+    """
     rules = ResidualRules(K)
     unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
 

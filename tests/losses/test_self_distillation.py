@@ -1,4 +1,6 @@
-"""Self-distillation through time: targets by their definition, the reveals' law, divergences, and what is traced."""
+"""Self-distillation through time: targets by their definition, the reveals' law, divergences, and
+what is traced.
+"""
 
 import functools
 
@@ -176,7 +178,8 @@ def test_padding_is_never_hidden():
 
 
 def test_the_mean_is_over_hidden_positions_without_a_weight():
-    """A fully hidden row counts seven times as much as one with a single hidden position, whatever their times.
+    """A fully hidden row counts seven times as much as one with a single hidden position, whatever
+    their times.
 
     Times below the teacher's step: its first step reveals all, so that nothing depends on a draw.
     """

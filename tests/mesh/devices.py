@@ -9,7 +9,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
+# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib
+# 0.10.
 FLAGS = "--xla_force_host_platform_device_count=4 --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
@@ -18,7 +19,8 @@ def on_devices(*calls: list[Any]) -> list[Any]:
     told = {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}",
         "JAX_PLATFORMS": "cpu",
-        "NPROC": "64",  # threads of XLA's pool, of which a collective holds one while it waits; else four
+        # threads of XLA's pool, of which a collective holds one while it waits; else four
+        "NPROC": "64",
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE.parent, HERE))),
     }

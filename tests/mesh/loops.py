@@ -1,4 +1,6 @@
-"""Decoders of the laws' table on networks of random weights, and what their loops ask of several devices."""
+"""Decoders of the laws' table on networks of random weights, and what their loops ask of several
+devices.
+"""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +18,9 @@ PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
 
 
 def bound(row: Any) -> tuple[Any, Any, bool]:
-    """A decoder of the laws' table on networks of random weights, their parameters; on stubs where it needs those."""
+    """A decoder of the laws' table on networks of random weights, their parameters; on stubs where
+    it needs those.
+    """
     from decoder_rows import SIZE
 
     head: tuple[Any, Any] = (None, None)
@@ -54,7 +58,9 @@ def bound(row: Any) -> tuple[Any, Any, bool]:
 
 
 def stop_tests(names: list[str]) -> dict[str, Any]:
-    """Collectives of an iteration of a decoding loop whose rows lie on all devices, its loops, and the bytes."""
+    """Collectives of an iteration of a decoding loop whose rows lie on all devices, its loops, and
+    the bytes.
+    """
     from decoders import ROWS
 
     found, where = {}, pd.make_mesh(data=-1, fsdp=1)

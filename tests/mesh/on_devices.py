@@ -1,7 +1,7 @@
 """What is compared on four simulated devices; run by `devices.py`.
 
-`python on_devices.py CALLS` with a JSON list of calls, each a list of a function's name and its arguments; prints the
-list of what they return.
+`python on_devices.py CALLS` with a JSON list of calls, each a list of a function's name and its
+arguments; prints the list of what they return.
 """
 
 import dataclasses
@@ -71,7 +71,9 @@ def trained(
 
 
 def relative(found: list[float], wanted: list[float], scale: float) -> float:
-    """The largest relative difference of two series of numbers that are differences of ones of size `scale`."""
+    """The largest relative difference of two series of numbers that are differences of ones of size
+    `scale`.
+    """
     sizes = np.maximum(np.abs(wanted), max(scale, 1e-30))
     return float(np.max(np.abs(np.subtract(found, wanted)) / sizes))
 
@@ -79,8 +81,8 @@ def relative(found: list[float], wanted: list[float], scale: float) -> float:
 def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     """The difference of all parameters but biases of keys, and theirs.
 
-    Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own size, with what
-    rounding is in them, and Muon leaves them to it.
+    Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own
+    size, with what rounding is in them, and Muon leaves them to it.
     """
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_of(wanted)
@@ -156,7 +158,9 @@ def decode(names: list[str], mesh: str) -> dict[str, Any]:
 
 
 def drivers(mesh: str, names: list[str]) -> dict[str, Any]:
-    """Drivers of one decoder on a mesh, where its state lies, what a stream compiles after its first step."""
+    """Drivers of one decoder on a mesh, where its state lies, what a stream compiles after its
+    first step.
+    """
     where = mesh_named(mesh)
     decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
     request = tiny_request(6, prompts=PROMPTS)
@@ -210,7 +214,9 @@ def generate(mesh: str) -> dict[str, bool]:
 
 
 def resume(meshes: list[str], steps: int) -> float:
-    """The largest difference of a run that goes on from mesh to mesh from one on one device, of losses."""
+    """The largest difference of a run that goes on from mesh to mesh from one on one device, of
+    losses.
+    """
     with tempfile.TemporaryDirectory() as folder:
         last = steps * len(meshes)
         _, one = trained("next token", None, steps=last, folder=Path(folder) / "one")
@@ -281,7 +287,8 @@ def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
 
 
 def gathers(chunk: int | None) -> dict[str, int]:
-    """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers, by numeric type.
+    """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers,
+    by numeric type.
 
     XLA's CPU compiler moves bfloat16 as float32 and leaves float16.
     """
@@ -310,7 +317,9 @@ def gathers(chunk: int | None) -> dict[str, int]:
 
 
 def splashed(mesh: str) -> dict[str, Any]:
-    """The TPU's kernel of attention on a mesh, run as plain JAX, against dense attention on one device."""
+    """The TPU's kernel of attention on a mesh, run as plain JAX, against dense attention on one
+    device.
+    """
     rng, where = np.random.default_rng(0), mesh_named(mesh)
     q, k, v = (jax.numpy.asarray(rng.normal(size=(4, n, 128, 128)), "float32") for n in (4, 2, 2))
     window = KV(k.swapaxes(-1, -2), v)

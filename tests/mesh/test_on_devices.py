@@ -59,7 +59,9 @@ def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
 
 @pytest.mark.parametrize("given", [(), *(slow(([name],)) for name in ROWS)], ids=["quick", *ROWS])
 def test_a_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone(given):
-    """All-reduces of a number or two for all rows: whether they go on, and how far what stands inside must go."""
+    """All-reduces of a number or two for all rows: whether they go on, and how far what stands
+    inside must go.
+    """
     for name, told in answer("stop_tests", *given).items():
         assert set(told["loop"]) == {"all-reduce"}, (name, told)
         assert told["bytes"] <= 8 * told["loop"]["all-reduce"], (name, told)
@@ -101,7 +103,8 @@ def test_every_objective(name):
         assert told["moved"] == 0, "an array changed its sharding"
         assert told["compiled"] == 0, "something was compiled after the first update"
         assert told["losses"] < CLOSE and told["split"] > 0
-        # What Muon leaves to Adam is divided by the size of gradients, those too that are hardly more than rounding.
+        # What Muon leaves to Adam is divided by the size of gradients, those too that are hardly
+        # more than rounding.
         assert told["params"][0] < (2e-4 if "muon" in case else CLOSE), (case, told)
         if told["k_bias"] is not None:
             assert told["k_bias"][0] < (5e-3 if "muon" in case else 2 * CLOSE), (case, told)

@@ -1,4 +1,6 @@
-"""Where arrays lie on a mesh: rules, fallbacks, states of optimizers, what is refused. No devices are needed."""
+"""Where arrays lie on a mesh: rules, fallbacks, states of optimizers, what is refused. No devices
+are needed.
+"""
 
 import jax
 import jax.numpy as jnp

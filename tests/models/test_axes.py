@@ -1,4 +1,6 @@
-"""The table of logical axes: complete, of the right ranks and lengths, and and what costs read in it."""
+"""The table of logical axes: complete, of the right ranks and lengths, and and what costs read in
+it.
+"""
 
 import dataclasses
 

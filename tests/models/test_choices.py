@@ -1,4 +1,6 @@
-"""Fields of a config that change how a network is computed and not what: the same values, gradients, platforms."""
+"""Fields of a config that change how a network is computed and not what: the same values,
+gradients, platforms.
+"""
 
 import dataclasses
 import functools
@@ -210,7 +212,9 @@ def test_what_is_computed_anew_changes_no_gradient(name, remat):
 
 
 def test_what_the_backward_pass_keeps():
-    """Of a block of 4 D x D and 3 D x F products: its input, the products' outputs too, its input on the host."""
+    """Of a block of 4 D x D and 3 D x F products: its input, the products' outputs too, its input
+    on the host.
+    """
     params = params_of("causal")
 
     def value(remat):

@@ -1,4 +1,6 @@
-"""The denoiser: initial values, prepared parameters, masks, dropout; recorded arrays have its formula."""
+"""The denoiser: initial values, prepared parameters, masks, dropout; recorded arrays have its
+formula.
+"""
 
 import dataclasses
 import functools

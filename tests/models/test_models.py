@@ -62,7 +62,8 @@ def test_rotation_turns_pairs():
     np.testing.assert_allclose(got[..., 1::2], turned.imag, atol=1e-5)
 
 
-# Frequencies that transformers 5.24 scales for 16 channels, base 100, factor 4, original length 4, a text of 8.
+# Frequencies that transformers 5.24 scales for 16 channels, base 100, factor 4, original length 4,
+# a text of 8.
 FREQUENCIES = {
     "linear": ({}, [0.25, 0.14059, 0.079057, 0.044457, 0.025, 0.014059, 0.0079057, 0.0044457]),
     "dynamic": ({}, [1.0, 0.44683, 0.19966, 0.089216, 0.039865, 0.017813, 0.0079594, 0.0035566]),

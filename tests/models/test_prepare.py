@@ -58,7 +58,9 @@ def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
 @pytest.mark.parametrize("types", [("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("name", SOME)
 def test_matrices_are_cast_once_and_no_number_changes(name, types):
-    """A prepared step casts no matrix: each is there in the dtype of its products, as a raw step makes it."""
+    """A prepared step casts no matrix: each is there in the dtype of its products, as a raw step
+    makes it.
+    """
     dtype, stored = types
     config = dataclasses.replace(CONFIGS[name], dtype=dtype, param_dtype=stored)
     network, params = network_of(config), jax.tree.map(lambda x: x.astype(stored), params_of(name))

@@ -1,4 +1,6 @@
-"""Configs and networks of every family: numbers of parameters, initial values, impossible numbers, equality."""
+"""Configs and networks of every family: numbers of parameters, initial values, impossible numbers,
+equality.
+"""
 
 import dataclasses
 import math

@@ -76,7 +76,9 @@ def seen(config, layer: int, position: int, length: int) -> slice:
 
 
 def through_layers(c, p, x) -> np.ndarray:
-    """What layers and last norm make of vectors [T, D] in float64, position by position and head by head."""
+    """What layers and last norm make of vectors [T, D] in float64, position by position and head by
+    head.
+    """
     for i in range(c.layers):
         layer, a = p[f"layer_{i}"], p[f"layer_{i}"]["attention"]
         h = norm_of(x, layer["attention_norm"], c.norm_eps)
@@ -129,7 +131,9 @@ def test_vectors_may_take_the_place_of_tokens():
     [*((kind, (2, 4), 4) for kind in CAUSAL), ("sdar", (0, 3), 3), ("sdar", (2, 5), 1)],
 )
 def test_cached_equals_uncached(kind, start, width):
-    """Rows stand at different lengths, windows of blocks end where a block does; what lies beyond is scratch."""
+    """Rows stand at different lengths, windows of blocks end where a block does; what lies beyond
+    is scratch.
+    """
     network, params = TransformerNetwork(KINDS[kind]), params_of(KINDS[kind])
     want, _, kv = uncached(kind)
     cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
@@ -146,7 +150,9 @@ def test_cached_equals_uncached(kind, start, width):
 
 
 def test_candidates_side_by_side_in_one_window():
-    """Two continuations share prefix and positions; each sees itself alone, and the winner is stored."""
+    """Two continuations share prefix and positions; each sees itself alone, and the winner is
+    stored.
+    """
     network, params = TransformerNetwork(BASE), params_of(BASE)
     length, width = 3, 2
     first, second = TOKENS[:, 3:5], TOKENS[:, 5:7]

@@ -1,4 +1,6 @@
-"""What a call costs, by hand, and an update: three forwards, recurrences without gradient one way, blocks twice."""
+"""What a call costs, by hand, and an update: three forwards, recurrences without gradient one way,
+blocks twice.
+"""
 
 import dataclasses
 

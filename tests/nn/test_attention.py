@@ -1,4 +1,6 @@
-"""Attention by every backend: values and gradients of the dense one, no scores of a long window, cuDNN on CUDA."""
+"""Attention by every backend: values and gradients of the dense one, no scores of a long window,
+cuDNN on CUDA.
+"""
 
 import functools
 
@@ -77,7 +79,9 @@ def dense(q, window, seen, cache, cached):
 
 
 def test_prefix_mask_of_each_query():
-    """A mask [B, W, S] is that of a row where its queries agree, and hides a key from one query alone."""
+    """A mask [B, W, S] is that of a row where its queries agree, and hides a key from one query
+    alone.
+    """
     q, window = drawn(3)
     cache, row = drawn(3, size=5)[1], masks.visible(jnp.array([2, 5]), 5)
     each = jnp.broadcast_to(row[:, None], (2, 3, 5))
@@ -102,7 +106,9 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "prefix"), CASES)
 def test_values_and_gradients_of_the_dense_one(kind, prefix):
-    """In blocks of queries, whose last is not whole, under masks and rules, with and without a cache."""
+    """In blocks of queries, whose last is not whole, under masks and rules, with and without a
+    cache.
+    """
     q, window = drawn(LONG)
     seen = (random_masks(LONG) | rules(LONG))[kind]
     arguments = (q, window, seen, *prefixes(LONG)[prefix])
@@ -160,7 +166,9 @@ def test_a_long_window_never_has_all_its_scores(prefix):
 
 
 def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
-    """Eight prompts of 4,000 under 55 heads, a row of 4,096 for each device, and what is never gone below."""
+    """Eight prompts of 4,000 under 55 heads, a row of 4,096 for each device, and what is never gone
+    below.
+    """
     monkeypatch.setattr(module, "QUERIES", 256)
 
     def count(rows, heads):

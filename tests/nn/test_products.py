@@ -1,4 +1,6 @@
-"""How rows meet a matrix in bfloat16: sums in float32, one row as several, gradients, and what a CPU alone gets."""
+"""How rows meet a matrix in bfloat16: sums in float32, one row as several, gradients, and what a
+CPU alone gets.
+"""
 
 import functools
 

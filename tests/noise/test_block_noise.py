@@ -1,4 +1,6 @@
-"""Noise of blocks: how much is hidden and how it is weighed, exact counts, and rows that are drawn again."""
+"""Noise of blocks: how much is hidden and how it is weighed, exact counts, and rows that are drawn
+again.
+"""
 
 import functools
 
@@ -73,7 +75,8 @@ def test_a_row_without_a_hidden_token_is_drawn_again_and_at_last_forced():
     again = jax.tree.map(np.asarray, jax.jit(noise.draw)(jax.random.key(1), one, SAMPLES, BLOCKS))
     assert np.asarray(once.where)[:, 5].mean() == pytest.approx(0.5, abs=0.04)
     assert again.where[:, 5].all() and again.where.sum() == ROWS
-    # The level is drawn again too: among the hidden ones it is 2p dp, as in rows that were hidden at once.
+    # The level is drawn again too: among the hidden ones it is 2p dp, as in rows that were hidden
+    # at once.
     assert again.probability[:, 5].mean() == pytest.approx(2 / 3, abs=0.02)
 
 

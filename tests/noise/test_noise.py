@@ -13,7 +13,9 @@ T = jnp.linspace(0.02, 0.98, 25)
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_schedules_agree_with_their_noise(name):
-    """The weight is m' / m and sigma' / (exp(sigma) - 1), and times are those of their probabilities."""
+    """The weight is m' / m and sigma' / (exp(sigma) - 1), and times are those of their
+    probabilities.
+    """
     schedule = Schedule(name)
     m, sigma = schedule.mask_probability(T), schedule.sigma(T)
     slope, rate = (jax.vmap(jax.grad(f))(T) for f in (schedule.mask_probability, schedule.sigma))

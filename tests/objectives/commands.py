@@ -1,4 +1,6 @@
-"""Command lines of `paradec train` on the tiny models of the fixture `source`, and what their runs leave."""
+"""Command lines of `paradec train` on the tiny models of the fixture `source`, and what their runs
+leave.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""`paradec train blocks` on a tiny Llama of random weights: the mask, what it begins with, what comes out."""
+"""`paradec train blocks` on a tiny Llama of random weights: the mask, what it begins with, what
+comes out.
+"""
 
 import dataclasses
 

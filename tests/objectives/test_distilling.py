@@ -1,4 +1,6 @@
-"""`paradec train jacobi` on a tiny model of random weights: rounds, a stopped collection, what it is measured by."""
+"""`paradec train jacobi` on a tiny model of random weights: rounds, a stopped collection, what it
+is measured by.
+"""
 
 import dataclasses
 import json

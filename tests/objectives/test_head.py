@@ -1,4 +1,6 @@
-"""`paradec train head` on a tiny model of blocks: a head beside the same network, and what decoding gains by it."""
+"""`paradec train head` on a tiny model of blocks: a head beside the same network, and what decoding
+gains by it.
+"""
 
 import jax
 import numpy as np

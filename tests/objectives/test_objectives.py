@@ -1,4 +1,6 @@
-"""Laws of every objective of `paradec train`: what a killed run ends in, and what two processes train."""
+"""Laws of every objective of `paradec train`: what a killed run ends in, and what two processes
+train.
+"""
 
 import json
 import signal

@@ -1,4 +1,6 @@
-"""`paradec train sdtt` on a tiny denoiser: rounds, each student on disk, and what texts of few steps are worth."""
+"""`paradec train sdtt` on a tiny denoiser: rounds, each student on disk, and what texts of few
+steps are worth.
+"""
 
 import jax
 import numpy as np

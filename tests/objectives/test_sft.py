@@ -1,4 +1,6 @@
-"""`paradec train` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one sentence."""
+"""`paradec train` on a tiny Llama of random weights: trains, resumes to the bit, refuses in one
+sentence.
+"""
 
 import json
 
@@ -136,7 +138,9 @@ def test_jacobi_from_messages(source, tmp_path, options, capsys):
 
 @pytest.mark.slow
 def test_an_adapter_lies_beside_the_merged_model(source, tmp_path):
-    """Also where the call ended after its first update and went on; of the upper half of the layers, half of it."""
+    """Also where the call ended after its first update and went on; of the upper half of the
+    layers, half of it.
+    """
     options = ("--lora", 2, "--layers", 0.5, "--blend", 0.5)
     with pytest.raises(SystemExit):
         main(words(source, tmp_path, "--minutes", 0, *options, updates=3))

@@ -24,7 +24,9 @@ def started(
     heartbeat: int = 20,
     patience: int = 5,
 ) -> Iterator[subprocess.Popen[str]]:
-    """The launcher of processes that make calls of `on_processes.py`, ended with them at the end of the block."""
+    """The launcher of processes that make calls of `on_processes.py`, ended with them at the end of
+    the block.
+    """
     path = [ROOT, HERE, HERE.parent, HERE.parent / "mesh", HERE.parent / "laws"]
     told = {
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),

@@ -1,7 +1,8 @@
 """What several processes do together; run by `launched.py`.
 
-`python on_processes.py FOLDER HEARTBEAT CALLS` with a JSON list of calls, each a list of a function's name and its
-arguments; process I leaves the list of what they return in FOLDER/found-I.json.
+`python on_processes.py FOLDER HEARTBEAT CALLS` with a JSON list of calls, each a list of a
+function's name and its arguments; process I leaves the list of what they return in
+FOLDER/found-I.json.
 """
 
 import json
@@ -162,7 +163,9 @@ def refused(name: str) -> dict[str, str]:
 
 
 def decode(drivers: list[str]) -> dict[str, Any]:
-    """Whether drivers of `Jacobi` give on all devices what they give on one, by own requests and by a global one."""
+    """Whether drivers of `Jacobi` give on all devices what they give on one, by own requests and by
+    a global one.
+    """
     mesh, request = pd.make_mesh(*HALF), tiny_request(6, prompts=PROMPTS)
     decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
     one = plain(pd.run(decoder, params, request))

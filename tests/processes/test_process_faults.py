@@ -1,4 +1,6 @@
-"""Runs of several processes that are killed, asked to end, or go on with fewer: counts for `make cluster`."""
+"""Runs of several processes that are killed, asked to end, or go on with fewer: counts for `make
+cluster`.
+"""
 
 import contextlib
 import os

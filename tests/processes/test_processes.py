@@ -18,7 +18,9 @@ DIFFERENCES = {
 
 
 def apart(found, wanted, scale=1e-30):
-    """The largest difference of two runs: of losses, and of parameters over the largest number of their array."""
+    """The largest difference of two runs: of losses, and of parameters over the largest number of
+    their array.
+    """
     sizes = np.maximum(np.abs(wanted["losses"]), scale)
     losses = np.max(np.abs(np.subtract(found["losses"], wanted["losses"])) / sizes)
     pairs = [

@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct, matrices rounded to four bits, against transformers, which reads the same file.
+"""SmolLM2-135M-Instruct, matrices rounded to four bits, against transformers, which reads the same
+file.
 
 `make real-tests` brings the file and names it in PARADEC_REAL.
 """

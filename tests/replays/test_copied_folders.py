@@ -1,4 +1,6 @@
-"""Every replay reads the folder that `PARADEC_GOLDEN` names: it passes on a copy, and without files none passes."""
+"""Every replay reads the folder that `PARADEC_GOLDEN` names: it passes on a copy, and without files
+none passes.
+"""
 
 import os
 import re

@@ -33,7 +33,9 @@ def arrays(part: str, name: str) -> dict[str, np.ndarray]:
 
 @functools.cache
 def model(part: str):
-    """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
+    """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the
+    converter imports them.
+    """
     fields = read_json(FOLDER / part / "config.json")
     assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
     network, params, spec = imported(FOLDER / part)

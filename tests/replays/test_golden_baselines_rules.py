@@ -1,7 +1,8 @@
-"""Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in each call.
+"""Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in
+each call.
 
-Every trace of the folder is replayed, with the settings that its traces.json names. A setting that no replay
-reads is an error.
+Every trace of the folder is replayed, with the settings that its traces.json names. A setting that
+no replay reads is an error.
 """
 
 import json
@@ -166,7 +167,9 @@ SCORES = {
 
 @pytest.mark.parametrize(("part", "name"), stored("dream"))
 def test_calls_reveal_what_dream_reveals(part, name):
-    """Who is revealed where no draw decides it; in every trace the times, the numbers and the confidences."""
+    """Who is revealed where no draw decides it; in every trace the times, the numbers and the
+    confidences.
+    """
     settings, arrays, mask = read(part, name)
     check_shapes(settings, arrays, mask, "max_new_tokens")
     calls, eps = settings["steps"], settings["eps"]

@@ -105,7 +105,9 @@ def test_the_doubled_layout_of_training():
 
 
 def test_the_doubled_layout_as_two_calls():
-    """The clean stream, then the noisy one with the clean keys as its cache, each query seeing a part of it."""
+    """The clean stream, then the noisy one with the clean keys as its cache, each query seeing a
+    part of it.
+    """
     network, params, _ = model()
     want, half = arrays("forward"), row("dual_ids").shape[1] // 2
     noisy, clean = jnp.split(row("dual_ids"), 2, axis=1)

@@ -1,4 +1,5 @@
-"""Recorded decodes of SDAR's programs: every step of every block, whole texts, calls; what top-k and top-p leave.
+"""Recorded decodes of SDAR's programs: every step of every block, whole texts, calls; what top-k
+and top-p leave.
 
 Settings are read from `decode_cases.json`, sizes from the arrays.
 """
@@ -187,7 +188,9 @@ def until_stop(case: Case) -> int:
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_steps(name):
-    """Without fusions, a recorded step is a call; a row ends at its stop token, and where nothing follows a store."""
+    """Without fusions, a recorded step is a call; a row ends at its stop token, and where nothing
+    follows a store.
+    """
     case = case_of(name)
     decoder = decode.BlockDenoising(rule=case.rule, fuse_store=False, fuse_prompt=False)
     result, found = replayed(decoder, case, case.whole - len(case.prompt))
@@ -225,7 +228,9 @@ def test_fusions_repeat_the_texts(name):
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_programs(name):
-    """The late end, and for one case confidences after truncation: every step, every token, every call."""
+    """The late end, and for one case confidences after truncation: every step, every token, every
+    call.
+    """
     case = case_of(name)
     program = "generate" if case.truncated else "evaluation"
     result, found = replayed(ReleasedDenoising(program=program, rule=case.rule), case, case.new)

@@ -1,4 +1,5 @@
-"""Recorded arrays of multi-token residual prediction: the head's outputs, Algorithm 1, the size of residuals.
+"""Recorded arrays of multi-token residual prediction: the head's outputs, Algorithm 1, the size of
+residuals.
 
 `recorded_block_diffusion` says where they lie; cases and sizes are read from them.
 """
@@ -108,7 +109,9 @@ def test_what_the_backbone_says_before_the_head():
 
 
 def test_the_released_initialisation():
-    """Every parameter has the spread of the recorded first values of each tensor, gains of norms too."""
+    """Every parameter has the spread of the recorded first values of each tensor, gains of norms
+    too.
+    """
     network, params = head()
     first = arrays("mrp_forward")["init_std_0p2_first_values"]
     leaves = jax.tree.leaves(network.init_params(network.config, jax.random.key(0), "normal_0.2"))
@@ -147,7 +150,8 @@ def noisy_of(name: str, array: np.ndarray) -> np.ndarray:
 def batch_of(name: str) -> dict[str, jax.Array]:
     """The batch with its recorded noise and reveals.
 
-    The files tell how many tokens are labelled, not which: hidden ones, and of the others the last ones.
+    The files tell how many tokens are labelled, not which: hidden ones, and of the others the last
+    ones.
     """
     case = case_of(name)
     tokens, hidden = (noisy_of(name, case[key]) for key in ("labels", "masked"))

@@ -1,6 +1,8 @@
-"""Recorded decodes of multi-token residual prediction: direct, speculative in both variants, as a veto.
+"""Recorded decodes of multi-token residual prediction: direct, speculative in both variants, as a
+veto.
 
-`recorded_block_diffusion` says where they lie; settings are read from `mrp_decode_cases.json`, sizes from the arrays.
+`recorded_block_diffusion` says where they lie; settings are read from `mrp_decode_cases.json`,
+sizes from the arrays.
 """
 
 import functools
@@ -69,7 +71,9 @@ def everything(state, info):
 
 @functools.cache
 def replayed(name: str, decoder: Any, **knobs: float) -> tuple[Any, Any]:
-    """The result of a decode, and what `everything` recorded of each step while the row was running, on the host."""
+    """The result of a decode, and what `everything` recorded of each step while the row was
+    running, on the host.
+    """
     (network, params, spec), (own, head_params) = model(), head()
     with_head = decoder.head is None
     # The residual is linear in the gain of the norm that it ends with.
@@ -184,7 +188,9 @@ def test_fusions_repeat_the_texts(name):
 
 
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
-    """The rounds of the fresh variant: each begins where a call ended, and the next call verifies what it drafts."""
+    """The rounds of the fresh variant: each begins where a call ended, and the next call verifies
+    what it drafts.
+    """
     _, _, where, drafted, info = records
     rounds: list[dict[str, np.ndarray]] = []
     for i in range(len(info.at)):
@@ -229,7 +235,9 @@ def assert_rounds(rounds: list[dict[str, np.ndarray]], name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
 def test_speculative(name):
-    """Every round of the fresh variant, without fusions; calls and the head's calls, stores and prompts counted."""
+    """Every round of the fresh variant, without fusions; calls and the head's calls, stores and
+    prompts counted.
+    """
     case, (rule, knobs) = RECORDED[name], rule_of(name)
     plain = {"fuse_store": False, "fuse_prompt": False, "ride": False}
     decoder = decode.ResidualSpeculative(rule=rule, candidates=case["K"], **plain)
@@ -247,7 +255,9 @@ def test_speculative(name):
 
 @over(SPECULATIVE, SPECULATIVE[1:])  # the laws prove the same on stubs
 def test_speculation_repeats_the_base(name):
-    """With all fusions, riding and not: the base decoder's text, never in more calls than without them."""
+    """With all fusions, riding and not: the base decoder's text, never in more calls than without
+    them.
+    """
     case, (rule, knobs) = RECORDED[name], rule_of(name)
     whole, counts = len(found(name, "tokens")), []
     for ride in (False, True):
@@ -287,7 +297,8 @@ def test_the_released_loop(name):
         )
     assert_rounds(rounds, name)
     prompts, stores = stores_of(name)
-    # The last block is stored too, for a row ends there; the head is asked for what is drafted, and no more.
+    # The last block is stored too, for a row ends there; the head is asked for what is drafted, and
+    # no more.
     of_head = case["drafts"] - case["rounds"] + case["mrp_prefix_kv"] * (prompts + stores)
     calls = case["seed_forwards"] + case["verify_forwards"] + prompts + stores + 1
     assert int(result.counts["network_calls"][0]) == calls
@@ -295,7 +306,9 @@ def test_the_released_loop(name):
 
 
 def test_judging_positions_is_lossy():
-    """The form that the text describes writes something else than its base, in more than a tenth of all tokens."""
+    """The form that the text describes writes something else than its base, in more than a tenth of
+    all tokens.
+    """
     names = [name for name in named("base") if rule_of(name)[0] == "static"]
     different = total = 0
     for name in names:

@@ -1,4 +1,5 @@
-"""Recorded arrays of SDAR's training code: samples in packed rows, the doubled layout, losses, gradients.
+"""Recorded arrays of SDAR's training code: samples in packed rows, the doubled layout, losses,
+gradients.
 
 Cases come from the keys of train.npz; `recorded_block_diffusion` says where it lies.
 """
@@ -46,7 +47,9 @@ def found_in(name: str):
 
 
 def interleaved(samples: np.ndarray) -> np.ndarray:
-    """Places of `noisy row, clean row` in the order of the released layout, noisy and clean sample by sample."""
+    """Places of `noisy row, clean row` in the order of the released layout, noisy and clean sample
+    by sample.
+    """
     width = len(samples)
     mine = [np.flatnonzero(samples == which) for which in range(samples[-1] + 1)]
     return np.concatenate([np.concatenate([places, width + places]) for places in mine])

@@ -1,7 +1,7 @@
 """Recorded arrays of the original causal program: forward passes, cache, rotation, greedy decoding.
 
-Models are named by the files `NAME_logits.npz` and `NAME_greedy.npz`; their weights lie in a folder of that name,
-or beside the files. Parallel decoders and training have test files of their own.
+Models are named by the files `NAME_logits.npz` and `NAME_greedy.npz`; their weights lie in a folder
+of that name, or beside the files. Parallel decoders and training have test files of their own.
 """
 
 import functools
@@ -126,7 +126,9 @@ def test_fed_through_a_cache(name):
 
 @pytest.mark.parametrize("name", models("logits"))
 def test_fed_after_dropping_entries(name):
-    """Nothing is done to drop them: what lies beyond the trusted length is not seen, then overwritten."""
+    """Nothing is done to drop them: what lies beyond the trusted length is not seen, then
+    overwritten.
+    """
     network, params, _ = model(name)
     want = arrays(name, "logits")
     _, cache, trusted = fed(name)

@@ -1,7 +1,7 @@
 """Recorded decoding of the original Jacobi Forcing programs, replayed network call by network call.
 
-Models, settings and prompts come from the names of files and arrays. Runs of equal static settings share a program,
-those of several models too.
+Models, settings and prompts come from the names of files and arrays. Runs of equal static settings
+share a program, those of several models too.
 """
 
 import dataclasses
@@ -38,7 +38,9 @@ def fields_of(model: str) -> dict[str, Any]:
 
 @functools.cache
 def loaded(model: str) -> tuple[TransformerNetwork, Any]:
-    """Network and parameters; a tied output matrix is written out beforehand, so that models share programs."""
+    """Network and parameters; a tied output matrix is written out beforehand, so that models share
+    programs.
+    """
     read = store.load(folder_of(model))
     params = dict(read.params)
     if read.config.tie_embeddings:
@@ -141,7 +143,9 @@ def ended(case: Case) -> list[bool]:
 
 
 def most_iterations(case: Case) -> int:
-    """The bound on a call's network calls: what a call took that ended amid a block without a stop token."""
+    """The bound on a call's network calls: what a call took that ended amid a block without a stop
+    token.
+    """
     cut = set()
     for other in CASES:
         if (other.model, other.kind) == (case.model, case.kind):
@@ -156,7 +160,9 @@ def most_iterations(case: Case) -> int:
 
 
 def pseudo_blocks(case: Case) -> int:
-    """Most pseudo blocks that a network call was fed, and one more where a call's last one spawned another."""
+    """Most pseudo blocks that a network call was fed, and one more where a call's last one spawned
+    another.
+    """
     most = 0
     for fed, taken, spawned in zip(
         *map(case.of, ("it_len", "call_iters", "spawn_iter")), strict=True
@@ -194,7 +200,9 @@ def widest_prompt() -> int:
 
 
 def request_of(case: Case) -> decode.Request:
-    """All prompts of a case and its recorded drafts, in the shapes of all cases that share its program."""
+    """All prompts of a case and its recorded drafts, in the shapes of all cases that share its
+    program.
+    """
     group, n = group_of(case), case.block
     rows = max(len(other.prompts) for other in group)
     greedy = arrays(case.model, "greedy")
@@ -308,7 +316,9 @@ def padded(values: list[np.ndarray], like: np.ndarray) -> np.ndarray:
 
 
 def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]) -> None:
-    """What all block decoders record, given what each network call was fed and predicted, [rows, length]."""
+    """What all block decoders record, given what each network call was fed and predicted, [rows,
+    length].
+    """
     got, draft = run.got, run.want("call_draft")
     # A call that begins with a stop token reads a cache that the program has cut wrongly.
     sound = draft[run.want("it_call"), 0] != run.case.stop

@@ -1,7 +1,9 @@
-"""Recorded arrays of the original training code: selection, packing, masks, pairs, losses, gradients.
+"""Recorded arrays of the original training code: selection, packing, masks, pairs, losses,
+gradients.
 
-Models are named by the files `NAME_train.npz` and `NAME_cllm_loss.npz`; their weights lie in a folder of that name,
-or beside the files. Cases come from each file's `names`, masks and losses from its keys.
+Models are named by the files `NAME_train.npz` and `NAME_cllm_loss.npz`; their weights lie in a
+folder of that name, or beside the files. Cases come from each file's `names`, masks and losses from
+its keys.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero."""
+"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is
+always zero.
+"""
 
 import functools
 import json
@@ -39,7 +41,9 @@ def hidden_after() -> list[str]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def call(network, params, tokens, level=None):
-    """Head inputs and logits, what each block puts out, and the attended heads of the first; of a noise level."""
+    """Head inputs and logits, what each block puts out, and the attended heads of the first; of a
+    noise level.
+    """
     heads = []
 
     def spied(*arguments, **options):
@@ -147,7 +151,9 @@ def test_hidden_states(name):
 
 
 def test_a_noise_level_would_matter():
-    """The recorded level is passed on in place of zero: other logits, which are those recorded for its first row."""
+    """The recorded level is passed on in place of zero: other logits, which are those recorded for
+    its first row.
+    """
     network, params, _ = model()
     want = arrays("forward")
     got, *_ = call(network, params, jnp.asarray(want["xt"]), jnp.asarray(want["sigma_passed"]))

@@ -1,4 +1,5 @@
-"""Recorded sampling of the original programs of MDLM and SDTT: single draws, steps, whole texts, what they cost.
+"""Recorded sampling of the original programs of MDLM and SDTT: single draws, steps, whole texts,
+what they cost.
 
 Sizes, steps and strides are read from the arrays.
 """

@@ -1,4 +1,6 @@
-"""Recorded arrays of the original self-distillation: targets, divergences, gradients, one update and its average."""
+"""Recorded arrays of the original self-distillation: targets, divergences, gradients, one update
+and its average.
+"""
 
 import functools
 import re

@@ -1,4 +1,6 @@
-"""Recorded arrays of the original programs' judgements: generative perplexity, a last word's bound and fill."""
+"""Recorded arrays of the original programs' judgements: generative perplexity, a last word's bound
+and fill.
+"""
 
 import math
 

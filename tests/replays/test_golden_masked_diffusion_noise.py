@@ -1,4 +1,6 @@
-"""Recorded arrays of the original denoiser's noise: schedules, drawn times, its loss and gradients, the average."""
+"""Recorded arrays of the original denoiser's noise: schedules, drawn times, its loss and gradients,
+the average.
+"""
 
 import functools
 import json

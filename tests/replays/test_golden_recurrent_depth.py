@@ -1,7 +1,7 @@
 """Recorded arrays of the original recurrent-depth program: what they are, and the forward pass.
 
-Names, shapes and cases come from its manifest and arrays; a kind of run that the manifest does not list is not
-tested.
+Names, shapes and cases come from its manifest and arrays; a kind of run that the manifest does not
+list is not tested.
 """
 
 import functools

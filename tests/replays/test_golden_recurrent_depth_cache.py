@@ -1,4 +1,6 @@
-"""Recorded windows through the caches of the original recurrent-depth program: logits, latents, contents."""
+"""Recorded windows through the caches of the original recurrent-depth program: logits, latents,
+contents.
+"""
 
 import functools
 import re
@@ -44,7 +46,8 @@ def feed(net, params, cache, tokens, positions, at, state, steps):
 
 @functools.cache
 def feed_pieces(strategy: str, pieces: tuple[tuple[int, int], ...]):
-    """Feeds pieces of (length, recurrences) one after the other; every window has the length of the longest.
+    """Feeds pieces of (length, recurrences) one after the other; every window has the length of the
+    longest.
 
     What a window holds beyond its piece is scratch, which the next piece overwrites.
     """

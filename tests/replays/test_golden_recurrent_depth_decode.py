@@ -1,4 +1,6 @@
-"""Recorded decoding of the original recurrent-depth program, adaptive and speculative; what filters leave."""
+"""Recorded decoding of the original recurrent-depth program, adaptive and speculative; what filters
+leave.
+"""
 
 import functools
 from itertools import islice

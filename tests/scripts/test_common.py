@@ -1,4 +1,6 @@
-"""What scripts share: tables that go on, ratios of a machine that drifts, records, commands, curves."""
+"""What scripts share: tables that go on, ratios of a machine that drifts, records, commands,
+curves.
+"""
 
 import dataclasses
 import json

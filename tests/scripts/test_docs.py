@@ -1,4 +1,6 @@
-"""README, docs, results: every block of Python runs, what is printed stands there, and what is named exists."""
+"""README, docs, results: every block of Python runs, what is printed stands there, and what is
+named exists.
+"""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,6 @@
-"""Blocks of several lengths: one checkpoint read at each, and a length chosen by entropy, block by block."""
+"""Blocks of several lengths: one checkpoint read at each, and a length chosen by entropy, block by
+block.
+"""
 
 import dataclasses
 from typing import Any
@@ -29,7 +31,9 @@ def request() -> decode.Request:
 @pytest.mark.parametrize("alignment", ["own", "next"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
-    """The same parameters under a config whose own block has this length; also as the one choice, or the longest."""
+    """The same parameters under a config whose own block has this length; also as the one choice,
+    or the longest.
+    """
     params, spec = tiny_blocks_params(1, 3.0), dataclasses.replace(SPEC, alignment=alignment)
     knobs = {"temperature": 1.0, "steps": 2, "threshold": 0.5}
 
@@ -47,10 +51,11 @@ def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
 
 
 def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_shows():
-    """Rows go on in phases of their own; a step reads its block after the blocks that were chosen before it.
+    """Rows go on in phases of their own; a step reads its block after the blocks that were chosen
+    before it.
 
-    In float64: numbers go to 9 and sums of a cached and of a whole text are ordered otherwise, which leaves 6e-5 in
-    float32 and 2e-14 here.
+    In float64: numbers go to 9 and sums of a cached and of a whole text are ordered otherwise,
+    which leaves 6e-5 in float32 and 2e-14 here.
     """
     model = {**MODEL, "dtype": "float64", "param_dtype": "float64"}
     prompts = (

@@ -1,4 +1,6 @@
-"""The law that is known exactly, its perfect denoiser, and the exact law of samples: all against enumeration."""
+"""The law that is known exactly, its perfect denoiser, and the exact law of samples: all against
+enumeration.
+"""
 
 import functools
 import itertools

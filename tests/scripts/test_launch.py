@@ -1,4 +1,6 @@
-"""The launcher of processes on one machine, what processes read of their surroundings, and the files of clusters."""
+"""The launcher of processes on one machine, what processes read of their surroundings, and the
+files of clusters.
+"""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""Benchmarks over local files: every task reaches a score; generated code is judged in a process of its own."""
+"""Benchmarks over local files: every task reaches a score; generated code is judged in a process of
+its own.
+"""
 
 import contextlib
 import gzip

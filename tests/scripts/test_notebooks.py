@@ -1,4 +1,6 @@
-"""Every notebook runs as a plain script on tiny models, and its figures obey the rule that it explains."""
+"""Every notebook runs as a plain script on tiny models, and its figures obey the rule that it
+explains.
+"""
 
 import os
 import runpy
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 
 def wavefront(run: dict[str, Any]) -> None:
-    """Committed tokens never change and had stopped moving; random tokens are revised and the text stays the same."""
+    """Committed tokens never change and had stopped moving; random tokens are revised and the text
+    stays the same.
+    """
     for wave in (run["wave"], run["hasty"]):
         assert wave.boundary[0] == 1 and wave.boundary[-1] == len(wave.final) <= 14
         for t, boundary in enumerate(wave.boundary):

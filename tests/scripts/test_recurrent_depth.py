@@ -1,4 +1,6 @@
-"""What studies of recurrent depth compute: masks, operations, schedules, deeper networks, the rivals' rule."""
+"""What studies of recurrent depth compute: masks, operations, schedules, deeper networks, the
+rivals' rule.
+"""
 
 import dataclasses
 import functools

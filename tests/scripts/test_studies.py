@@ -1,4 +1,6 @@
-"""Every study at toy size: its record tells how it was made and has its rows, its picture is drawn, it goes on."""
+"""Every study at toy size: its record tells how it was made and has its rows, its picture is drawn,
+it goes on.
+"""
 
 import dataclasses
 import importlib
@@ -29,9 +31,9 @@ pytestmark = pytest.mark.slow
 class Row(NamedTuple):
     """A study: how many rows its record has, what keys each has, and its smallest options.
 
-    TOYS in an option is the folder of toy models. `more` are keys of the record beside its rows, `table` and `stem`
-    the names of its rows and of its file. A second call does not use the function that `again` names. `before` is a
-    fixture.
+    TOYS in an option is the folder of toy models. `more` are keys of the record beside its rows,
+    `table` and `stem` the names of its rows and of its file. A second call does not use the
+    function that `again` names. `before` is a fixture.
     """
 
     rows: int

@@ -1,4 +1,6 @@
-"""Recipes at toy size: a stopped run ends with the weights of one that was not, two processes train what one does."""
+"""Recipes at toy size: a stopped run ends with the weights of one that was not, two processes train
+what one does.
+"""
 
 import contextlib
 import dataclasses
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 
 class Training(NamedTuple):
-    """A kind of run: its recipe, made from its module and the folder of toy models, and the models that it leaves."""
+    """A kind of run: its recipe, made from its module and the folder of toy models, and the models
+    that it leaves.
+    """
 
     recipe: Callable[[Any, Path], Any]
     models: tuple[str, ...] = ("model",)

@@ -1,4 +1,6 @@
-"""What studies read, at toy size: models of random weights in the folders that trainings leave, and a text."""
+"""What studies read, at toy size: models of random weights in the folders that trainings leave, and
+a text.
+"""
 
 import dataclasses
 from pathlib import Path

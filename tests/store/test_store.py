@@ -1,4 +1,6 @@
-"""Model folders, with a residual head too: round trips, atomic writes, one clear error for each damage."""
+"""Model folders, with a residual head too: round trips, atomic writes, one clear error for each
+damage.
+"""
 
 import dataclasses
 import json
@@ -330,7 +332,9 @@ def headed(tmp_path_factory) -> Path:
 
 class TestHead:
     def test_it_comes_back_and_is_known_by_its_backbone(self, headed, tmp_path):
-        """By the fingerprint of a folder of the backbone alone; a folder's own fingerprint counts the head."""
+        """By the fingerprint of a folder of the backbone alone; a folder's own fingerprint counts
+        the head.
+        """
         model, again = with_head(), store.load(headed)
         assert (again.config, again.head.config) == (BLOCKS, HEAD)
         assert again.head.network.config == HEAD and again.network.block == again.head.network.block

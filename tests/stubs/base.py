@@ -1,4 +1,6 @@
-"""What stub networks share: `Stub`, their base, a cache of tokens and positions, and a probe of what really ran."""
+"""What stub networks share: `Stub`, their base, a cache of tokens and positions, and a probe of
+what really ran.
+"""
 
 import dataclasses
 import functools
@@ -34,7 +36,8 @@ class TokenKV:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Spoilt:
-    """Parameters of a stub that change what it says: one program then runs on sound and on broken networks.
+    """Parameters of a stub that change what it says: one program then runs on sound and on broken
+    networks.
 
     Attributes:
       scale, shift: logits x, or the residuals of a head, become `scale x + shift`.
@@ -59,10 +62,12 @@ def said(params: Any, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 class Stub:
-    """Base of a stub network: causal, without blocks, counters and cache, unless a subclass says otherwise.
+    """Base of a stub network: causal, without blocks, counters and cache, unless a subclass says
+    otherwise.
 
-    A subclass is a frozen dataclass with `vocab_size` and `max_length`. `sharpness` is the logit of the predicted
-    token; `probe` is called on the host with a counter's name whenever what it counts really runs.
+    A subclass is a frozen dataclass with `vocab_size` and `max_length`. `sharpness` is the logit of
+    the predicted token; `probe` is called on the host with a counter's name whenever what it counts
+    really runs.
     """
 
     counters: ClassVar[Any] = ()

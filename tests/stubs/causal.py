@@ -19,8 +19,10 @@ class StubCausal(CachedStub):
 
         next(p) = (sum over d of w(d) token(p - d) + a p + b + astray(p)) mod V,    d = 0 .. p
 
-    `astray` is 0 where each of the positions 0 .. p is seen once, through the cache or the window, and 1
-    elsewhere: a wrong mask, position or cache gives wrong tokens even where w is mostly 0. With weights
+    `astray` is 0 where each of the positions 0 .. p is seen once, through the cache or the window,
+    and 1
+    elsewhere: a wrong mask, position or cache gives wrong tokens even where w is mostly 0. With
+      weights
     (0, 0, 1, 0) and neither a nor b the text repeats with period 3, so that drafts can be right.
 
     Attributes:

@@ -14,7 +14,8 @@ from stubs.base import CachedStub, Ids, Inputs, Mask, Probe, TokenKV, keys_seen,
 
 @dataclasses.dataclass(frozen=True)
 class StubDenoiser(CachedStub):
-    """A bidirectional network that fills masks by a known law, whatever the order in which they are revealed.
+    """A bidirectional network that fills masks by a known law, whatever the order in which they are
+    revealed.
 
     ::
 
@@ -24,10 +25,10 @@ class StubDenoiser(CachedStub):
         canvas   3 _ _ 4 _        a = 2
         filled   3 5 7 4 6
 
-    The logit of x(p) is `sharpness / (1 + |p - q|)` (q = -1 where nothing is revealed), all others are 0, so that
-    positions beside a revealed one are surest. Where a query does not see each position of its canvas once, through
-    the cache or the window, another token is predicted (x + 1): a canvas holds 0 .. n - 1, or in blocks 0 up to the
-    end of the query's block.
+    The logit of x(p) is `sharpness / (1 + |p - q|)` (q = -1 where nothing is revealed), all others
+    are 0, so that positions beside a revealed one are surest. Where a query does not see each
+    position of its canvas once, through the cache or the window, another token is predicted (x +
+    1): a canvas holds 0 .. n - 1, or in blocks 0 up to the end of the query's block.
 
     Attributes:
       vocab_size: V; token V - 1 is the mask.
@@ -88,7 +89,8 @@ class StubDenoiser(CachedStub):
         prefix: Prefix | None = None,
         mask: Mask = None,
     ) -> Forward:
-        """One call; head input is the predicted token, as a number, and its logit. The caller stores the window.
+        """One call; head input is the predicted token, as a number, and its logit. The caller
+        stores the window.
 
         Of a vector in the place of a token, the token with the largest share is read.
         """

@@ -24,7 +24,8 @@ class HeadKV(TokenKV):
 
 @dataclasses.dataclass(frozen=True)
 class StubHead(CachedStub):
-    """A head that knows what its backbone would say of the tokens that it reads, and returns what is missing.
+    """A head that knows what its backbone would say of the tokens that it reads, and returns what
+    is missing.
 
     ::
 
@@ -32,8 +33,8 @@ class StubHead(CachedStub):
         liar      a + r predicts another token than the backbone, everywhere
         random    a + r predicts another token at about half of the positions
 
-    Its knowledge of earlier blocks is that of its cache. Where that lacks one, or holds head inputs that are not the
-    backbone's of the complete block, a right head lies too.
+    Its knowledge of earlier blocks is that of its cache. Where that lacks one, or holds head inputs
+    that are not the backbone's of the complete block, a right head lies too.
 
     Attributes:
       of: the backbone.

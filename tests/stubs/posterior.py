@@ -1,4 +1,6 @@
-"""Denoisers that know the law of the texts: the exact posterior of each masked position, given what is revealed."""
+"""Denoisers that know the law of the texts: the exact posterior of each masked position, given what
+is revealed.
+"""
 
 import dataclasses
 import functools
@@ -109,8 +111,9 @@ class JointBlocks(Joint, CachedStub):
 
         p(x_p = v | seen) = sum of p(x) over the texts x with x_p = v that hold every token that the query sees
 
-    A query sees its block and the blocks before it, through the cache or the window. What it should not see, or does
-    not see, is taken into account just so: a decoder with a wrong cache writes texts of another law.
+    A query sees its block and the blocks before it, through the cache or the window. What it should
+    not see, or does not see, is taken into account just so: a decoder with a wrong cache writes
+    texts of another law.
 
     Attributes:
       block: tokens of a block; a text has whole ones.

@@ -44,7 +44,9 @@ class StubCache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StubView:
-    """Positions of a window, the sum of the cached tokens that each query sees, and its mask within the window."""
+    """Positions of a window, the sum of the cached tokens that each query sees, and its mask within
+    the window.
+    """
 
     positions: Ids
     seen: Int[Array, "B *W"]
@@ -55,10 +57,11 @@ class StubView:
 class StubNetwork(CachedStub):
     """A recurrent network whose every answer is known beforehand.
 
-    The latent of position p is a counter: after n recurrences it is `min(n, c(p))`, so recurrence n moves it
-    by the share 1/n while n <= c(p) and not at all afterwards. With a `rate` it is `1 - rate^n` instead. The
-    next token is a function of token, position and the tokens before it (which come from the cache, so that a
-    wrong cache gives wrong tokens); before c(p) recurrences are done another, known token is predicted.
+    The latent of position p is a counter: after n recurrences it is `min(n, c(p))`, so recurrence n
+    moves it by the share 1/n while n <= c(p) and not at all afterwards. With a `rate` it is `1 -
+    rate^n` instead. The next token is a function of token, position and the tokens before it (which
+    come from the cache, so that a wrong cache gives wrong tokens); before c(p) recurrences are done
+    another, known token is predicted.
 
     ::
 
@@ -73,7 +76,8 @@ class StubNetwork(CachedStub):
       errs: whether too few recurrences predict the other token.
       rate: ratio of a geometric approach; 0 for the counter.
       sharpness: logit of the predicted token; all others are 0.
-      probe: called on the host with "network_calls" or "recurrences" whenever such a part really runs.
+      probe: called on the host with "network_calls" or "recurrences" whenever such a part really
+        runs.
     """
 
     vocab_size: int = 11
@@ -97,7 +101,9 @@ class StubNetwork(CachedStub):
         return self.needed[position % len(self.needed)]
 
     def expected(self, prompt: Sequence[int], count: int, recurrence: int = 1_000) -> list[int]:
-        """The `count` tokens that follow a prompt where every position does `recurrence` recurrences."""
+        """The `count` tokens that follow a prompt where every position does `recurrence`
+        recurrences.
+        """
         tokens = list(prompt)
         for _ in range(count):
             last = len(tokens) - 1

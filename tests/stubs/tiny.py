@@ -1,7 +1,7 @@
 """Tiny requests, and tiny models of a few thousand random parameters.
 
-`changes` are fields of their configs; `gain` multiplies parameters. The first caller of a function that draws may be
-under a trace and the next one not, so it draws outside of any trace.
+`changes` are fields of their configs; `gain` multiplies parameters. The first caller of a function
+that draws may be under a trace and the next one not, so it draws outside of any trace.
 """
 
 import dataclasses

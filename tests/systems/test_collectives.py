@@ -1,4 +1,6 @@
-"""Collectives of a program as XLA writes it, and products of a traced one, loops counted as often as they run."""
+"""Collectives of a program as XLA writes it, and products of a traced one, loops counted as often
+as they run.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,9 @@ import jax.numpy as jnp
 from experiments.systems.collectives import Collectives, collectives, unknown_loops
 from experiments.systems.products import products
 
-# What a TPU's compiler writes, shortened: a loop of 6 - 1 turns whose bound the loop carries, one of 3 that XLA
-# counted, one that the data ends, a conditional, a collective in two halves, and one inside a fusion.
+# What a TPU's compiler writes, shortened: a loop of 6 - 1 turns whose bound the loop carries, one
+# of 3 that XLA counted, one that the data ends, a conditional, a collective in two halves, and one
+# inside a fusion.
 TEXT = """\
 HloModule jit_step, is_scheduled=true
 

@@ -41,7 +41,8 @@ def test_a_train_step_has_a_price(tmp_path, capsys):
     (row,) = found["rows"]
     assert found["chips"] == 4 and found["memory"] == "by the CPU's compiler: no plan"
     assert row["program"] == "train step" and row["fits"] and row["gib"] > 0
-    # What the backward pass computes anew lies between a forward of the blocks and one of the whole network.
+    # What the backward pass computes anew lies between a forward of the blocks and one of the whole
+    # network.
     assert row["work"] < row["products"] < 2 * row["work"]
     assert {"all-reduce", "all-gather"} <= set(row["collectives"])
     assert found["options"]["mesh"] == "fsdp=2,tensor=2"

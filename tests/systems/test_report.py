@@ -1,4 +1,6 @@
-"""The report of a device, at toy size, alone and with the other programs of a lent one; what must be installed."""
+"""The report of a device, at toy size, alone and with the other programs of a lent one; what must
+be installed.
+"""
 
 import dataclasses
 import json

@@ -42,7 +42,8 @@ def make_maker(tokenizer, **changes):
     return batches.BatchMaker(tokenizer, **(arguments | changes))
 
 
-# A reader of its own: it solves the question from the story and knows nothing of how the story was made.
+# A reader of its own: it solves the question from the story and knows nothing of how the story was
+# made.
 
 
 def solve(question, items):

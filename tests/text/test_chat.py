@@ -1,4 +1,6 @@
-"""Chat templates: what those of releases need, one clear error for each failure, and a sandbox that holds."""
+"""Chat templates: what those of releases need, one clear error for each failure, and a sandbox that
+holds.
+"""
 
 import dataclasses
 import json
@@ -20,7 +22,8 @@ from paradec_jax.families import parameter_shapes
 from paradec_jax.generate import Task, continuation_task
 from paradec_jax.text import chat
 
-# Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
+# Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the
+# user's turn.
 TEMPLATE = """\
 {%- set own = messages[0]['role'] == 'system' %}
 {{- '<|im_start|>system\\n' + (messages[0]['content'] if own else 'Be of help.') }}
@@ -216,7 +219,9 @@ TURNS = (
 
 
 def speaker(template: str, answer: str = "") -> tuple[store.Model, pd.AutoRegressive]:
-    """A model whose stop token is not the one that ends a turn, and a decoder that gives USER that answer."""
+    """A model whose stop token is not the one that ends a turn, and a decoder that gives USER that
+    answer.
+    """
     model = store.Model(CONFIG, {}, TokenSpec(bos=BOS, stop=(EOS,)), byte_level(), template)
     (text,), _ = chat.as_prompts(model, [[USER]])
     script = byte_level().encode(answer + "<|im_end|>" + "a" * 99)

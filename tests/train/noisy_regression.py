@@ -1,4 +1,6 @@
-"""A small problem to train on, and a short run: batches that resume, a loss that needs key and step number."""
+"""A small problem to train on, and a short run: batches that resume, a loss that needs key and step
+number.
+"""
 
 import json
 import os
@@ -62,7 +64,9 @@ loss = Objective(sums)
 
 
 def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: Any) -> list[Any]:
-    """A line every three updates and a checkpoint every four, unless told otherwise; none without a folder."""
+    """A line every three updates and a checkpoint every four, unless told otherwise; none without a
+    folder.
+    """
     if folder is None:
         return []
     return [

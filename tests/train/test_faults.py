@@ -1,4 +1,6 @@
-"""Runs that are killed, asked to end, out of room, damaged, or go on on other devices: counts for `make cluster`."""
+"""Runs that are killed, asked to end, out of room, damaged, or go on on other devices: counts for
+`make cluster`.
+"""
 
 import contextlib
 import json
@@ -143,9 +145,11 @@ def damage(folder: Path, how: str, rng: random.Random) -> str:
 
 
 def restore_damaged(whole: Path, folder: Path, cases: int) -> None:
-    """Damages copies of a run's newest checkpoint and restores each; writes what came out to `folder/found.json`.
+    """Damages copies of a run's newest checkpoint and restores each; writes what came out to
+    `folder/found.json`.
 
-    Beside the one before it, it is read as it was or passed over for that one; alone, it is read or refused.
+    Beside the one before it, it is read as it was or passed over for that one; alone, it is read or
+    refused.
     """
     rng, found, checkpoints = random.Random(0), Counter(), whole / "checkpoints"
     steps, saved = sorted(int(path.name) for path in checkpoints.iterdir()), {}

@@ -1,4 +1,6 @@
-"""The training loop: resumption to the bit, what another run is refused for, what survives when things break."""
+"""The training loop: resumption to the bit, what another run is refused for, what survives when
+things break.
+"""
 
 import logging
 import signal
@@ -42,8 +44,8 @@ from paradec_jax.train import (
 )
 from paradec_jax.train.checkpoint import hold
 
-# When one array of a damaged checkpoint fails, Orbax leaves the other reads running; their late answers find
-# its event loop closed, which Python reports as unraisable.
+# When one array of a damaged checkpoint fails, Orbax leaves the other reads running; their late
+# answers find its event loop closed, which Python reports as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -275,7 +277,9 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
 
 
 def test_one_altered_byte_is_noticed(tmp_path, whole):
-    """Whatever byte of the array files changes, the run goes on with the saved values or from the one before."""
+    """Whatever byte of the array files changes, the run goes on with the saved values or from the
+    one before.
+    """
     train(tmp_path)
     for file in sorted((tmp_path / "checkpoints" / str(STEPS) / "state").rglob("d/*")):
         content = file.read_bytes()

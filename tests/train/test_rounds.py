@@ -1,4 +1,6 @@
-"""Training in rounds: what becomes the teacher, what begins anew, and that a stop at an edge changes no bit."""
+"""Training in rounds: what becomes the teacher, what begins anew, and that a stop at an edge
+changes no bit.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +92,9 @@ def test_what_a_round_begins_with(rounds, count, average):
 
 
 def test_the_first_update_after_a_reset_has_a_rate():
-    """Adam's first update has the size of its rate, a third of the peak in a warm-up of three, and never zero."""
+    """Adam's first update has the size of its rate, a third of the peak in a warm-up of three, and
+    never zero.
+    """
     rounds = Rounds(UPDATES, reset_optimizer=True)
     begun = run(None, rounds, steps=UPDATES)
     before = np.asarray(begun.params["embedding"])

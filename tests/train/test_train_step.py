@@ -47,7 +47,9 @@ def test_step_donates_its_state_and_nothing_else():
 
 @pytest.mark.parametrize("weights", [[1, 1, 1, 1], [3, 0.5, 0, 0], [0, 0, 0, 0]])
 def test_accumulation_equals_the_full_batch(weights):
-    """Whatever the micro-batches count: all alike, some hardly anything, one or all of them nothing."""
+    """Whatever the micro-batches count: all alike, some hardly anything, one or all of them
+    nothing.
+    """
     batch, results = next(Batches()) | {"weights": np.asarray(weights, np.float32)}, []
     for accumulate in (1, 2, 4):
         state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))

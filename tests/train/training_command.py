@@ -1,4 +1,6 @@
-"""A training as a command, which faults befall: on one device, or on several that hold parts of its parameters."""
+"""A training as a command, which faults befall: on one device, or on several that hold parts of its
+parameters.
+"""
 
 import contextlib
 import os
@@ -24,12 +26,15 @@ WIDTH, HIDDEN = (
     8,
     512,
 )  # of the problem on several devices: its shards are too large to lie within metadata
-# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
+# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib
+# 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 class Filling(Batches):
-    """Takes all the room of a file system while batch `at` is made, once there is a checkpoint of update 4."""
+    """Takes all the room of a file system while batch `at` is made, once there is a checkpoint of
+    update 4.
+    """
 
     def __init__(self, folder: Path, at: int) -> None:
         super().__init__()
@@ -91,7 +96,9 @@ def command(
 
 
 def simulated(devices: int) -> dict[str, str]:
-    """The environment of a process with so many devices; all of a test's have as many, of which each may use some."""
+    """The environment of a process with so many devices; all of a test's have as many, of which
+    each may use some.
+    """
     told = {"PYTHONPATH": os.pathsep.join(sys.path)}
     if devices:
         flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.format(devices)}"
@@ -101,7 +108,9 @@ def simulated(devices: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(folder: Path, **options: Any):
-    """The command as a process, killed at the end of the block if it lives, with all it says in `said`."""
+    """The command as a process, killed at the end of the block if it lives, with all it says in
+    `said`.
+    """
     with said_of(folder).open("w") as said:
         code = f"import os, sys; os.dup2({said.fileno()}, 2); t.command({str(folder)!r}, **{options!r})"
         os.set_inheritable(said.fileno(), True)

@@ -1,4 +1,6 @@
-"""Block diffusion (SDAR, arXiv 2510.06303): block after block, the positions of a block revealed over a few calls."""
+"""Block diffusion (SDAR, arXiv 2510.06303): block after block, the positions of a block revealed
+over a few calls.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -54,7 +56,8 @@ class Denoised:
 
 @dataclasses.dataclass(frozen=True)
 class BlockDenoising(BlockDecoder):
-    """Denoises one block of B positions after the other; a call reveals what the rule says (see `block.rules`).
+    """Denoises one block of B positions after the other; a call reveals what the rule says (see
+    `block.rules`).
 
     ::
 
@@ -64,25 +67,28 @@ class BlockDenoising(BlockDecoder):
         2                 | p p a b | _ _ _ _       the block is clean: stored while the next one is read
         3                           | c _ _ _
 
-    A row commits the leading run of what is revealed at once, so a stop token ends it before its block is complete.
-    Blocks are read whole even where the budget ends inside one: a budget cuts a text and changes nothing before it.
+    A row commits the leading run of what is revealed at once, so a stop token ends it before its
+    block is complete. Blocks are read whole even where the budget ends inside one: a budget cuts a
+    text and changes nothing before it.
 
-    Without the fusions a call does one thing: a prompt's call reads whole blocks and reveals nothing, and a clean
-    block is stored by a call of its own. They change no logits (but for rounding): each block sees what it sees in
-    either case.
+    Without the fusions a call does one thing: a prompt's call reads whole blocks and reveals
+    nothing, and a clean block is stored by a call of its own. They change no logits (but for
+    rounding): each block sees what it sees in either case.
 
-    One position a step at temperature 1 keeps the joint law that the scores are conditionals of, in any order that
-    does not look at them ("sequential", "random"). Where scores are about the next position only "sequential" does: a
-    block's first row is that of the block before, which sees nothing of what another order revealed.
+    One position a step at temperature 1 keeps the joint law that the scores are conditionals of, in
+    any order that does not look at them ("sequential", "random"). Where scores are about the next
+    position only "sequential" does: a block's first row is that of the block before, which sees
+    nothing of what another order revealed.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
       length: B where the checkpoint serves several lengths; its own when None.
       rule: "static", "dynamic", "sequential", "random", "entropy", "threshold" or "factor".
-      confidence: distribution that confidences and entropies are taken from, "raw", "tempered" or "filtered"; None is
-        that of the rule's paper (see `block.rules`).
-      fuse_store: store a block in the call that does the first step of the next one, in a window of 2B.
+      confidence: distribution that confidences and entropies are taken from, "raw", "tempered" or
+        "filtered"; None is that of the rule's paper (see `block.rules`).
+      fuse_store: store a block in the call that does the first step of the next one, in a window of
+        2B.
       fuse_prompt: do the first step of the first block in the prompt's call.
       top_p_rule: SDAR's, unless told otherwise.
     """

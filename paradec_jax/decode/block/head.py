@@ -1,4 +1,5 @@
-"""A residual head beside the network: its cache, its calls, and the knobs of all decoders that have one.
+"""A residual head beside the network: its cache, its calls, and the knobs of all decoders that have
+one.
 
 ::
 
@@ -7,9 +8,10 @@
     network       trusted | stored with the first call on the block at 8
     head          trusted | stored with the head's first call on it: one window of 2B for both
 
-The head reads tokens as they are *after* a reveal and hidden states of the network *before* it; what it returns is
-added to those states. Its own cache holds whole blocks, read when they were complete: their tokens and hidden states.
-With logits about the next position, a block's first state comes from the block before it, which no reveal changes.
+The head reads tokens as they are *after* a reveal and hidden states of the network *before* it;
+what it returns is added to those states. Its own cache holds whole blocks, read when they were
+complete: their tokens and hidden states. With logits about the next position, a block's first state
+  comes from the block before it, which no reveal changes.
 """
 
 import dataclasses
@@ -40,9 +42,10 @@ class HeadKnobs(DenoisingKnobs):
     """Denoising, and when the head is asked.
 
     Attributes:
-      head_threshold: confidence that each position of a head's step must reach, after correction; a step that fails
-        reveals and drafts nothing, and no other one follows it. None asks for none.
-      enough: number of positions that the network's own choice must reveal to leave out the head; None never does.
+      head_threshold: confidence that each position of a head's step must reach, after correction; a
+        step that fails reveals and drafts nothing, and no other one follows it. None asks for none.
+      enough: number of positions that the network's own choice must reveal to leave out the head;
+        None never does.
     """
 
     head_threshold: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=0.0)
@@ -64,7 +67,8 @@ class HeadCanvas(BlockCanvas):
     """A canvas of blocks, and the head's cache of those that are complete.
 
     Attributes:
-      head_cache: keys and values of the head, trusted as far as the network's; None where it has none.
+      head_cache: keys and values of the head, trusted as far as the network's; None where it has
+        none.
     """
 
     head_cache: Any
@@ -123,10 +127,11 @@ def ask_head(
     tokens: Int[Array, "B W"] | None = None,
     call: BlockRead | None = None,
 ) -> tuple[Float[Array, "B W D"], AnyHead]:
-    """The residual of each row's open block, zero where it is not wanted, and the canvas after the head's call.
+    """The residual of each row's open block, zero where it is not wanted, and the canvas after the
+    head's call.
 
-    The first call after one of the network stores what that one stored along with it. A call that no row needs is
-    skipped.
+    The first call after one of the network stores what that one stored along with it. A call that
+    no row needs is skipped.
 
     Args:
       decoder, params: with fields `network` and `head`, and the parameters of both by their names.

@@ -1,4 +1,6 @@
-"""Multi-token residual prediction (MRP), direct: its head corrects a call's scores, so that more is revealed."""
+"""Multi-token residual prediction (MRP), direct: its head corrects a call's scores, so that more is
+revealed.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -26,7 +28,8 @@ MIXES = ("sum", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Residual(HeadDecoder):
-    """Denoises block after block; after each call a head corrects its scores K times, and more is revealed each time.
+    """Denoises block after block; after each call a head corrects its scores K times, and more is
+    revealed each time.
 
     ::
 
@@ -35,22 +38,24 @@ class Residual(HeadDecoder):
         head      z + r1 + r2   _ b c _    reveal a     corrected for b and c
         call      z of   a b c _        ..
 
-    With the head rule "static" a call reveals up to K positions more than that of `BlockDenoising`, whose fusions it
-    shares; but what the head reveals no call has seen (Algorithm 2). The knobs `head_threshold` and `enough` are not
-    in the paper. The steps of `rule` are those of calls: S quotas that the head's reveals do not count for. Draws of
-    the head's steps have noise of their own.
+    With the head rule "static" a call reveals up to K positions more than that of `BlockDenoising`,
+    whose fusions it shares; but what the head reveals no call has seen (Algorithm 2). The knobs
+    `head_threshold` and `enough` are not in the paper. The steps of `rule` are those of calls: S
+    quotas that the head's reveals do not count for. Draws of the head's steps have noise of their
+    own.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
-      head: network of the head; "zero" runs none, so that the network's own scores are taken K times more.
+      head: network of the head; "zero" runs none, so that the network's own scores are taken K
+        times more.
       head_steps: K, steps of the head after a call.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; the head's steps have
-        the same confidence.
-      head_rule: "static", one position a step, as the released programs; or "dynamic", all above the threshold of
-        `rule`, at least one, as the paper.
-      mix: "sum" adds residuals up; "none" takes the head's answer for the scores, as heads without a base were
-        trained (direct modelling).
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; the
+        head's steps have the same confidence.
+      head_rule: "static", one position a step, as the released programs; or "dynamic", all above
+        the threshold of `rule`, at least one, as the paper.
+      mix: "sum" adds residuals up; "none" takes the head's answer for the scores, as heads without
+        a base were trained (direct modelling).
     """
 
     _: dataclasses.KW_ONLY
@@ -79,13 +84,16 @@ class Residual(HeadDecoder):
         return int(self.head != ZERO)
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> HeadCanvas:
-        """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
+        """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does
+        the first step.
+        """
         state = fresh_with_head(self, request)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: HeadKnobs) -> tuple[HeadCanvas, Denoised]:
-        """One call of the network and K of the head: steps in each row's open block, or a store, or both.
+        """One call of the network and K of the head: steps in each row's open block, or a store, or
+        both.
 
         In the info `where`, `tokens` and `scores` are those of 1 + K rounds, [B, 1 + K, W].
         """
@@ -103,10 +111,12 @@ class Residual(HeadDecoder):
             call.reads & knobs.asks(choice.where),
             [choice],
         )
-        # A head's quota is one position, whatever the network's. Its noise is that of steps that no call has.
+        # A head's quota is one position, whatever the network's. Its noise is that of steps that no
+        # call has.
         alone = dataclasses.replace(knobs, steps=None)
         for k in range(1, self.head_steps + 1):
-            # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
+            # a <- a + d: the head reads what was just revealed, and corrects the hidden states for
+            # it.
             masked, first = state.masked(going), call if k == 1 else None
             residual, state = ask_head(
                 self, params, state, hidden, jnp.any(masked, axis=1), call=first

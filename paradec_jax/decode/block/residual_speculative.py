@@ -181,7 +181,9 @@ class ResidualSpeculative(HeadDecoder):
             )
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
-        """Network and head read the prompts' whole blocks, do the first step and draft the next ones."""
+        """Network and head read the prompts' whole blocks, do the first step and draft the next
+        ones.
+        """
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
@@ -191,20 +193,22 @@ class ResidualSpeculative(HeadDecoder):
     def step(
         self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
     ) -> tuple[DraftedCanvas, Verified]:
-        """Verifies the drafts in one call, takes the right steps and the one after them, drafts anew."""
-        # One call on the states C_1 .. C_K of the block, and on the next block after a complete one:
-        # pi(C_k), the base decoder's step from each, and how many drafts are such steps.
+        """Verifies the drafts in one call, takes the right steps and the one after them, drafts
+        anew.
+        """
+        # One call on the states C_1 .. C_K of the block, and on the next block after a complete
+        # one: pi(C_k), the base decoder's step from each, and how many drafts are such steps.
         states, at, step = state.candidates(self.ride), state.cached, state.step
         state, call, steps, right = verify(self, params, state, states, self.fuse_store, knobs)
 
-        # So C_1 .. C_{right + 1} are states of the base decoder, and pi of each is its next step. No
-        # two of them reveal the same position.
+        # So C_1 .. C_{right + 1} are states of the base decoder, and pi of each is its next step.
+        # No two of them reveal the same position.
         made = steps.where[:, : self.candidates]
         made &= (jnp.arange(self.candidates) <= right[:, None])[..., None]
         state = state.with_choice(merged(steps, made))
 
-        # If the last of these states is complete, its keys are final and the next block is open. The
-        # next block's first step is taken where the call has read it.
+        # If the last of these states is complete, its keys are final and the next block is open.
+        # The next block's first step is taken where the call has read it.
         stored, hidden = entry_of((states.complete, call.each), right)
         stored &= ~state.rows.done
         follows = stored & self.fuse_store

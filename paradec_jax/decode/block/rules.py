@@ -1,7 +1,9 @@
-"""Which positions of a block are revealed, and as what: the remasking rules of SDAR, JetEngine and Fast-dLLM.
+"""Which positions of a block are revealed, and as what: the remasking rules of SDAR, JetEngine and
+Fast-dLLM.
 
-For each masked position a token x is drawn, after temperature, top-k and top-p. Its confidence c is its probability,
-H the entropy, in the distribution that `confidence` names (see `rules.score.shaped`). With q the quota of the step::
+For each masked position a token x is drawn, after temperature, top-k and top-p. Its confidence c is
+its probability, H the entropy, in the distribution that `confidence` names (see
+`rules.score.shaped`). With q the quota of the step::
 
     static       the q surest, by c                                             tempered   SDAR
     dynamic      all with c > tau, or the q surest where those are fewer         tempered   SDAR
@@ -56,10 +58,10 @@ class DenoisingKnobs(SamplingKnobs):
     """Sampling, and how much a step reveals.
 
     Attributes:
-      steps: S, steps of a block of B positions: each reveals B // S of them, the first B mod S one more. At most B;
-        None is B, one position a step.
-      threshold: tau, the confidence from which a position is revealed, or one for each step of a block, [K]; the last
-        one holds for all later steps, those of a head among them. None is 0.9.
+      steps: S, steps of a block of B positions: each reveals B // S of them, the first B mod S one
+        more. At most B; None is B, one position a step.
+      threshold: tau, the confidence from which a position is revealed, or one for each step of a
+        block, [K]; the last one holds for all later steps, those of a head among them. None is 0.9.
       entropy: gamma, nats that the positions of a step may have together; None is 0.35.
       factor: f; None is 1.
     """
@@ -114,7 +116,9 @@ class RuledDecoder(DecoderBase):
         return block_of(self)
 
     def shaped(self, logits: Float[Array, "B W V"], knobs: DenoisingKnobs) -> Float[Array, "B W V"]:
-        """Logits of the distribution that confidences and entropies are taken from, the mask's share included."""
+        """Logits of the distribution that confidences and entropies are taken from, the mask's
+        share included.
+        """
         confidence = self.confidence or TAKEN_FROM[self.rule]
         return score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
 
@@ -130,9 +134,11 @@ class RuledDecoder(DecoderBase):
         rule: str | None = None,
         block: Int[Array, "B"] | None = None,
     ) -> Choice:
-        """The positions that a step reveals and their tokens: pi of the decoder, given a block's state.
+        """The positions that a step reveals and their tokens: pi of the decoder, given a block's
+        state.
 
-        A pure function: equal logits, state, step and keys give an equal choice, in a draft as in the base decoder.
+        A pure function: equal logits, state, step and keys give an equal choice, in a draft as in
+        the base decoder.
 
         Args:
           logits: scores of the token *at* each position, W = B positions unless `block` says less.
@@ -145,7 +151,8 @@ class RuledDecoder(DecoderBase):
           block: positions of each row's block, where they are not all W.
         """
         rule = self.rule if rule is None else rule
-        # A token for each position, never the mask. Its noise belongs to step and position, which names the block.
+        # A token for each position, never the mask. Its noise belongs to step and position, which
+        # names the block.
         positions = at[:, None] + jnp.arange(masked.shape[1])
         likely = without_mask(logits, self.mask)
         tokens = self.sample(likely, positions, rows, knobs, step=step)
@@ -187,8 +194,8 @@ class RuledDecoder(DecoderBase):
           knobs: knobs of the decoder.
 
         Returns:
-          The canvas with the call's keys, which are trusted of a block without masks alone, past which
-          `cached` has moved; logits [B, W, V]; the choice.
+          The canvas with the call's keys, which are trusted of a block without masks alone, past
+          which `cached` has moved; logits [B, W, V]; the choice.
         """
         logits = self.network.logits(params, state.aligned(call.hidden))
         choice = self.choose(

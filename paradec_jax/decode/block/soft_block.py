@@ -1,8 +1,10 @@
-"""Block denoising made differentiable: soft tokens, and soft reveals that a threshold has a gradient through.
+"""Block denoising made differentiable: soft tokens, and soft reveals that a threshold has a
+gradient through.
 
-The step is that of `BlockDenoising`, with the same keys and so the same tokens. Which tokens are drawn and who is
-revealed stay discrete and carry no gradient; two things beside them do. With c the confidence of a masked position's
-token y, tau the threshold of the step, E the embedding, l the logits and g Gumbel noise (0 at temperature 0)::
+The step is that of `BlockDenoising`, with the same keys and so the same tokens. Which tokens are
+drawn and who is revealed stay discrete and carry no gradient; two things beside them do. With c the
+confidence of a masked position's token y, tau the threshold of the step, E the embedding, l the
+logits and g Gumbel noise (0 at temperature 0)::
 
     gate     sigmoid((log(1 - tau) - log(1 - c)) / gate_temperature)     1 where the rule reveals whatever tau is
     m        1 - product of (1 - gate) over the position's steps         the share of it that is revealed
@@ -12,14 +14,16 @@ token y, tau the threshold of the step, E the embedding, l the logits and g Gumb
     soft                v
     straight_through    sg(E[x] - v) + v        x the token on the canvas, the mask where it is masked
 
-So gradients reach parameters, temperatures and thresholds through every call after a step. Of each masked position::
+So gradients reach parameters, temperatures and thresholds through every call after a step. Of each
+masked position::
 
     staying     product of (1 - gate) over its earlier steps       summed over steps: its expected number of steps
     leaving     staying gate, or all of staying in the step that reveals it
 
-Over the steps of a position `leaving` sums to 1, so that `sum leaving * loss(hidden)` is the expected loss of the
-position when it is revealed, and a loss may trade it for steps. As gate_temperature goes to 0 both become what the
-discrete decoder does. Nothing is known of steps after the reveal, so a higher threshold is only felt up to it.
+Over the steps of a position `leaving` sums to 1, so that `sum leaving * loss(hidden)` is the
+expected loss of the position when it is revealed, and a loss may trade it for steps. As
+gate_temperature goes to 0 both become what the discrete decoder does. Nothing is known of steps
+after the reveal, so a higher threshold is only felt up to it.
 """
 
 import dataclasses
@@ -92,15 +96,17 @@ class SoftDenoised(Denoised):
 class SoftBlock(BlockDecoder):
     """`BlockDenoising` whose tokens and reveals carry gradients through `rollout`.
 
-    With "straight_through" its tokens, lengths and counts are those of `BlockDenoising`. A loss over all steps wants
-    `fuse_prompt=False`: what rides with the prompt is done by `init`, which hands out no info.
+    With "straight_through" its tokens, lengths and counts are those of `BlockDenoising`. A loss
+    over all steps wants `fuse_prompt=False`: what rides with the prompt is done by `init`, which
+    hands out no info.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
       rule: "dynamic" or "threshold".
       length, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
-      relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
+      relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft"
+        (a mixture).
     """
 
     _: dataclasses.KW_ONLY
@@ -114,7 +120,9 @@ class SoftBlock(BlockDecoder):
         check_words(self, relaxation=RELAXATIONS)
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
-        """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
+        """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their
+        tokens'.
+        """
         hard, table = fresh(self, request), self.network.embedding(params)
         offsets = given_offsets(type(self).__name__, request, table, hard.final)
         survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
@@ -182,7 +190,9 @@ class SoftBlock(BlockDecoder):
         step: Int[Array, "B"],
         knobs: SoftBlockKnobs,
     ) -> Float[Array, "B W"]:
-        """The degree to which each position is past the threshold; 1/2 at it, 1 where it is revealed in any case."""
+        """The degree to which each position is past the threshold; 1/2 at it, 1 where it is
+        revealed in any case.
+        """
         count = 1 if self.rule == "threshold" else quota(self.block, step, knobs)
         free = select.top(choice.scores, masked, count)
         bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores

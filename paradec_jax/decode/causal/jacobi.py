@@ -1,4 +1,5 @@
-"""Jacobi decoding of causal models: draft a window, compare it with the network's own predictions, keep what agrees.
+"""Jacobi decoding of causal models: draft a window, compare it with the network's own predictions,
+keep what agrees.
 
 ::
 
@@ -7,10 +8,12 @@
     accepted        =  =  /          d1 = g0, d2 = g1, d3 != g2: m = 2 drafts
     committed    g0 g1 g2            m + 1 tokens; g3 g4 begin the next draft
 
-The first prediction follows from committed tokens alone, and each accepted draft makes the next one follow from them
-too. So the output is that of autoregressive decoding, whatever the draft was (Santilli et al. 2023; Jacobi Forcing).
+The first prediction follows from committed tokens alone, and each accepted draft makes the next one
+follow from them too. So the output is that of autoregressive decoding, whatever the draft was
+(Santilli et al. 2023; Jacobi Forcing).
 
-With several blocks, drafts reach beyond the block that is verified (Jacobi Forcing, Algorithm 1; K = 3, n = 4)::
+With several blocks, drafts reach beyond the block that is verified (Jacobi Forcing, Algorithm 1; K
+= 3, n = 4)::
 
     position     s               s + 4           s + 8           s + 12
     window       [ a  a  x  d    | p  p  p  p    |  not spawned ]
@@ -46,8 +49,9 @@ class JacobiKnobs(RepetitionKnobs):
     """Sampling, and when a block is spawned.
 
     Attributes:
-      spawn: r, share of the newest block that must agree with its prediction before the next block is spawned; at 0
-        all blocks are in flight from the start. None is 0.5 (the paper: 0.85), and the only choice with one block.
+      spawn: r, share of the newest block that must agree with its prediction before the next block
+        is spawned; at 0 all blocks are in flight from the start. None is 0.5 (the paper: 0.85), and
+        the only choice with one block.
     """
 
     spawn: Float[Array, ""] | float | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
@@ -56,10 +60,12 @@ class JacobiKnobs(RepetitionKnobs):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class JacobiState(CachedState):
-    """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to come.
+    """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to
+    come.
 
     Attributes:
-      candidates: guesses of the W - 1 tokens after the committed ones, [B, R, W - 1]: the draft, then the others.
+      candidates: guesses of the W - 1 tokens after the committed ones, [B, R, W - 1]: the draft,
+        then the others.
       window_end: position at which the window ends, [B]; nothing is accepted from there on.
       pool: earlier iterates, the newest first, [B, G, W + 1].
       uniforms: number in [0, 1) that draws the random fill token of each position, [B, S].
@@ -74,7 +80,9 @@ class JacobiState(CachedState):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class JacobiInfo:
-    """The winning candidate of a call (0 for the draft), its m tokens that agree, and tokens committed, [B] each."""
+    """The winning candidate of a call (0 for the draft), its m tokens that agree, and tokens
+    committed, [B] each.
+    """
 
     winner: Int[Array, "B"]
     accepted: Int[Array, "B"]
@@ -83,23 +91,27 @@ class JacobiInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Jacobi(DecoderBase):
-    """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the token after them.
+    """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the
+    token after them.
 
-    Unlike Algorithm 1: pseudo blocks are refreshed whole in every call and keep no prefix that was accepted there; a
-    block is promoted where the window reaches it; only the newest one spawns, with random tokens; the pool holds
-    whole iterates; alternatives of the draft's first guess are tried too. With a pool a call computes all W tokens.
+    Unlike Algorithm 1: pseudo blocks are refreshed whole in every call and keep no prefix that was
+    accepted there; a block is promoted where the window reaches it; only the newest one spawns,
+    with random tokens; the pool holds whole iterates; alternatives of the draft's first guess are
+    tried too. With a pool a call computes all W tokens.
 
-    When sampling, each position keeps its Gumbel noise from step to step, so a prediction is a function of the tokens
-    before it and the output is, token for token, that of `AutoRegressive` with the same keys.
+    When sampling, each position keeps its Gumbel noise from step to step, so a prediction is a
+    function of the tokens before it and the output is, token for token, that of `AutoRegressive`
+    with the same keys.
 
     Attributes:
       block: n, tokens of a block; the first token fed is the newest committed one.
       blocks: K, blocks in flight at most: the one that is verified and the pseudo blocks after it.
-      running: refill the window to its full width after every step (the running window). By default it shrinks
-        until its block is complete and the next block starts from a random draft (block Jacobi).
+      running: refill the window to its full width after every step (the running window). By default
+        it shrinks until its block is complete and the next block starts from a random draft (block
+        Jacobi).
       pool: G, earlier iterates that are searched for candidates (rejection recycling).
-      candidates: R, candidates verified in a call: the draft, those of the pool, then the draft with its first token
-        replaced by the next-best ones. 1 + `pool` when None.
+      candidates: R, candidates verified in a call: the draft, those of the pool, then the draft
+        with its first token replaced by the next-best ones. 1 + `pool` when None.
       recurrence: r of a call, for networks of recurrent depth; the network's when None.
       prefill_recurrence: r of the prompt and of the first draft after it; that of a call when None.
     """
@@ -147,7 +159,9 @@ class Jacobi(DecoderBase):
         return 1 + self.pool if self.candidates is None else self.candidates
 
     def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
-        """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
+        """Reads each prompt and W - 1 random tokens after it in one call: the first token, the
+        first iterate.
+        """
         uniforms = uniform(request.keys, Purpose.FILLER, self.limits()[0] + self.width)
         draft = self._fill(uniforms, request.tokens, request.lengths)
         reader = (
@@ -168,14 +182,17 @@ class Jacobi(DecoderBase):
     def step(
         self, params: Any, state: JacobiState, knobs: JacobiKnobs
     ) -> tuple[JacobiState, JacobiInfo]:
-        """One iteration in the manner of Algorithm 1, in one network call for all candidates of all rows."""
+        """One iteration in the manner of Algorithm 1, in one network call for all candidates of all
+        rows.
+        """
         before, at, end, drafts = state.rows, state.cached, state.window_end, state.candidates
 
-        # Assemble the window: the newest token, then each candidate's guesses of the tokens after it.
+        # Assemble the window: the newest token, then each candidate's guesses of the tokens after
+        # it.
         newest = jnp.broadcast_to(before.newest[0][:, None], (*drafts.shape[:2], 1))
         fed = jnp.concatenate([newest, drafts], axis=2)
-        # One candidate where all repeat the draft; one block until another is spawned, but with a pool all of them,
-        # since it remembers what was predicted beyond the window's end.
+        # One candidate where all repeat the draft; one block until another is spawned, but with a
+        # pool all of them, since it remembers what was predicted beyond the window's end.
         count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
         # Verify: the candidate whose guesses agree longest wins, and m of them are accepted.
         call = forward_tree(
@@ -194,9 +211,11 @@ class Jacobi(DecoderBase):
         rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
         cache = self.network.write(state.cache, call.kv, write_after_read(at, tokens))
 
-        # Spawn a block where the newest one agrees on a share r; promote the next one where it is reached.
+        # Spawn a block where the newest one agrees on a share r; promote the next one where it is
+        # reached.
         new_end = self.next_end(rows, at, end, agrees[:, :-1], knobs.spawn)
-        # Refresh: what the winner predicts up to the old end is the draft; what nothing predicts yet is random.
+        # Refresh: what the winner predicts up to the old end is the draft; what nothing predicts
+        # yet is random.
         known = jnp.minimum(end - at, self.width)[:, None] - (m[:, None] + 1)
         fill = self._fill(state.uniforms, rows.tokens, rows.length)
         draft = jnp.where(jnp.arange(self.width - 1) < known, shift(tokens, m + 1)[:, :-1], fill)
@@ -215,7 +234,9 @@ class Jacobi(DecoderBase):
         count: Int[Array, "B"],
         hidden: Float[Array, "B r w D"],
     ) -> Reading:
-        """The winner's tokens, log-probabilities and agreement; which one it is, its m, and the next-best tokens."""
+        """The winner's tokens, log-probabilities and agreement; which one it is, its m, and the
+        next-best tokens.
+        """
         tokens, logits = self.predict(params, state.rows, knobs, hidden, state.candidates)
         candidates, width = tokens.shape[1:]
         # A guess agrees if it is what the token before it predicts, as far as the window goes.
@@ -245,7 +266,8 @@ class Jacobi(DecoderBase):
     def next_end(
         self, rows: Rows, at: Array, old: Array, agrees: Array, spawn: Any
     ) -> Int[Array, "B"]:
-        """The position at which the window of the next call ends; its first token, the newest, stands at length - 1.
+        """The position at which the window of the next call ends; its first token, the newest,
+        stands at length - 1.
 
         ::
 
@@ -253,8 +275,8 @@ class Jacobi(DecoderBase):
             one block     f + n                      f: start of the block of the newest token
             K blocks      old, + n where a block is spawned, from f + n to f + K n
 
-        `old` is the end of the window that was fed from position `at` on, and `agrees` [B, W - 1] which of its
-        guesses agree; `rows` are those after the commit.
+        `old` is the end of the window that was fed from position `at` on, and `agrees` [B, W - 1]
+        which of its guesses agree; `rows` are those after the commit.
         """
         newest, n = rows.length - 1, self.block
         if self.running:
@@ -279,7 +301,9 @@ class Jacobi(DecoderBase):
     def _with_others(
         self, draft: Array, pool: Array, rows: Rows, best: Array | None, known: Array
     ) -> Int[Array, "B R drafts"]:
-        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess."""
+        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's
+        first guess.
+        """
         if best is None:
             return draft[:, None]
         others = self.num_candidates - 1
@@ -294,7 +318,9 @@ class Jacobi(DecoderBase):
 def after_token(
     iterate: Array, token: Array, draft: Array
 ) -> tuple[Int[Array, " drafts"], Bool[Array, ""]]:
-    """What stood after a token's first occurrence in an iterate, completed by the draft; whether anything did."""
+    """What stood after a token's first occurrence in an iterate, completed by the draft; whether
+    anything did.
+    """
     hits = iterate[:-1] == token
     room = jnp.pad(iterate, (0, len(draft)), constant_values=EMPTY)
     stood = lax.dynamic_slice_in_dim(room, jnp.argmax(hits) + 1, len(draft))

@@ -1,7 +1,8 @@
-"""Lookahead decoding (arXiv 2402.02057): Jacobi iterations collect n-grams, which are verified beside them.
+"""Lookahead decoding (arXiv 2402.02057): Jacobi iterations collect n-grams, which are verified
+beside them.
 
-The window holds N - 1 levels of past Jacobi iterations over W future positions; one call iterates all of them and
-verifies up to G n-grams that begin with the newest token. Slots of a call::
+The window holds N - 1 levels of past Jacobi iterations over W future positions; one call iterates
+all of them and verifies up to G n-grams that begin with the newest token. Slots of a call::
 
     level 0     t  a1 a2 a3          t: newest committed token        position of (level l, column c):
     level 1     b0 b1 b2 b3                                               that of t + l + c
@@ -10,17 +11,18 @@ verifies up to G n-grams that begin with the newest token. Slots of a call::
 
 Down each column, (t b0 c0 d0), (a1 b1 c1 d1), .. are the n-grams of the call, N = 4.
 
-A window begins with level 0 alone, of C = W + N - 2 columns. A call adds a level and takes a column, until N - 1
-levels have W columns; from then on levels move up (N = 4, W = 2, C = 4)::
+A window begins with level 0 alone, of C = W + N - 2 columns. A call adds a level and takes a
+column, until N - 1 levels have W columns; from then on levels move up (N = 4, W = 2, C = 4)::
 
     filled = 0         1             2              2, full: levels move up
     t a a a            t a a         t a            t b
                        b b b         b b            c c
                                      c c            d d
 
-The pool keeps, for each token, its G most recently used continuations, from the least to the most recently used,
-after empty places of -1, [B, V, G, N - 1]. A list that drops its least recently used entry when it is full holds the
-most recently used distinct ones; so any number of insertions is done at once.
+The pool keeps, for each token, its G most recently used continuations, from the least to the most
+recently used, after empty places of -1, [B, V, G, N - 1]. A list that drops its least recently used
+entry when it is full holds the most recently used distinct ones; so any number of insertions is
+done at once.
 """
 
 import dataclasses
@@ -49,7 +51,9 @@ CHUNK = 64  # n-grams of a prompt that are inserted at once: work grows with its
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecordedLookahead(RecordedDraws):
-    """Recorded draws, `window` among them: level 0 without its first token, for all rows, [W + N - 3]."""
+    """Recorded draws, `window` among them: level 0 without its first token, for all rows, [W + N -
+    3].
+    """
 
     window: Int[Array, " ahead"] | None = None
 
@@ -60,7 +64,8 @@ class Levels:
     """The window of each row; what lies beyond its levels and columns is meaningless.
 
     Attributes:
-      tokens: tokens by level and column, of which the first is the newest committed one, [B, N - 1, C].
+      tokens: tokens by level and column, of which the first is the newest committed one, [B, N - 1,
+        C].
       filled: levels beside level 0, N - 2 when the window is full, [B].
     """
 
@@ -78,7 +83,9 @@ class Levels:
         return self.filled == self.tokens.shape[1] - 1
 
     def places(self) -> tuple[Int[Array, "B slots"], Int[Array, "B slots"]]:
-        """Level and column of each slot of a call, row by row; slots after the last level mean nothing."""
+        """Level and column of each slot of a call, row by row; slots after the last level mean
+        nothing.
+        """
         _, levels, columns = self.tokens.shape
         slots = max((s + 1) * (columns - s) for s in range(1, levels))  # of the largest window
         return jnp.divmod(jnp.arange(slots), self.width[:, None])
@@ -94,7 +101,9 @@ class Levels:
         )  # none further than those that mean something
 
     def newest(self, x: Shaped[Array, "B W *rest"]) -> Shaped[Array, "B columns *rest"]:
-        """What belongs to the newest level, of an array over all slots of a call; the first `width` count."""
+        """What belongs to the newest level, of an array over all slots of a call; the first `width`
+        count.
+        """
         return window(x, self.filled * self.width, self.tokens.shape[2])
 
     def advance(self, fresh: Int[Array, "B columns"], token: Int[Array, "B"]) -> "Levels":
@@ -120,8 +129,8 @@ class LookaheadState(CachedState):
     Attributes:
       levels: the window.
       pool: n-grams by their first token, [B, V, G, N - 1].
-      recent: the newest N - 1 tokens of the text that the pool has read, -1 where there are fewer, [B, N - 1]; None
-        where it reads no text.
+      recent: the newest N - 1 tokens of the text that the pool has read, -1 where there are fewer,
+        [B, N - 1]; None where it reads no text.
     """
 
     levels: Levels
@@ -130,7 +139,9 @@ class LookaheadState(CachedState):
 
     @property
     def drafts(self) -> Int[Array, "B _"]:
-        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
+        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that
+        verifies them.
+        """
         level_0 = self.levels.tokens[:, 0]
         return jnp.where(jnp.arange(level_0.shape[1]) < self.levels.width[:, None], level_0, -1)[
             :, 1:
@@ -159,14 +170,16 @@ class LookaheadInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Lookahead(DecoderBase):
-    """Verifies n-grams that its own Jacobi iterations have found; each call commits 1 to N - 1 tokens.
+    """Verifies n-grams that its own Jacobi iterations have found; each call commits 1 to N - 1
+    tokens.
 
-    The network's choice at a position is drawn with that position's noise, so that guesses are verified by exact
-    speculative sampling (see `PromptLookup`), and the output is that of `AutoRegressive`, token for token, at every
-    temperature. The levels take most probable tokens at every temperature: they are drafts.
+    The network's choice at a position is drawn with that position's noise, so that guesses are
+    verified by exact speculative sampling (see `PromptLookup`), and the output is that of
+    `AutoRegressive`, token for token, at every temperature. The levels take most probable tokens at
+    every temperature: they are drafts.
 
-    The prompt is read in one call together with level 0, whose tokens are drawn from the prompt. As in the original
-    program the last token of a guess is computed, but never committed.
+    The prompt is read in one call together with level 0, whose tokens are drawn from the prompt. As
+    in the original program the last token of a guess is computed, but never committed.
 
     The pool takes V G (N - 1) numbers a row: 17 MB for V = 152,000, G = 7, N = 5.
 
@@ -209,22 +222,25 @@ class Lookahead(DecoderBase):
     ) -> tuple[LookaheadState, LookaheadInfo]:
         """One call: iterates the window, verifies guesses, commits the longest one that is right."""
         rows, at, levels, length = state.rows, state.cached, state.levels, self.level - 1
-        # Guesses: the n-grams of the pool that begin with the newest token, once the window is full.
+        # Guesses: the n-grams of the pool that begin with the newest token, once the window is
+        # full.
         guesses = jax.vmap(lambda lists, token: lists[token])(state.pool, rows.newest[0][:, 0])
         guesses = jnp.where(levels.full[:, None, None], guesses, -1)
         count = jnp.sum(guesses[..., 0] >= 0, axis=1)
 
-        # Lookahead branch: the window's new level. Verification branch: what the network chooses after the newest
-        # token and after each token of a guess.
+        # Lookahead branch: the window's new level. Verification branch: what the network chooses
+        # after the newest token and after each token of a guess.
         out, fresh, choices, scores = self._look(params, state, guesses, knobs)
 
-        # The guess that is right the longest; its last token is not looked at, as it is never committed.
+        # The guess that is right the longest; its last token is not looked at, as it is never
+        # committed.
         tokens, scores = jax.tree.map(lambda x: in_place(x, guesses.shape), (choices, scores))
         matches = jax.vmap(select.leading_run)(guesses[..., :-1] == tokens[..., :-1])
         best, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
         tokens, scores = entry_of((tokens, scores), best)
 
-        # Commit it and the choice after it; keep the keys and values of the newest token and of the guess.
+        # Commit it and the choice after it; keep the keys and values of the newest token and of the
+        # guess.
         rows = rows.spend(out.counts, (levels.filled + 1) * levels.width + count * length)
         rows = rows.commit(tokens, accepted + 1, scores)
         newest, guess = jnp.zeros_like(best), out.hidden.shape[1] - (self.guesses - best) * length
@@ -232,11 +248,13 @@ class Lookahead(DecoderBase):
         cache = self.network.write(state.cache, kv, write_after_read(at, tokens))
         cache = self.network.write(cache, self.network.pick(out.kv, guess, length), at + 1)
 
-        # Collect the n-grams down the columns of a full window and, where asked for, those of the text.
+        # Collect the n-grams down the columns of a full window and, where asked for, those of the
+        # text.
         grams = jnp.concatenate([levels.tokens, fresh[:, None]], axis=1)[
             ..., : self.window
         ].swapaxes(1, 2)
-        # The second condition always holds: it puts every read of the pool before the write (`write_after_read`).
+        # The second condition always holds: it puts every read of the pool before the write
+        # (`write_after_read`).
         full = (levels.full & (accepted + count >= 0))[:, None]
         pool = insert(state.pool, grams, jnp.broadcast_to(full, grams.shape[:2]))
         pool, recent = read_on(pool, state.recent, tokens, accepted + 1)
@@ -255,8 +273,9 @@ class Lookahead(DecoderBase):
         """The network on the window and the guesses.
 
         Returns:
-          The call; the most probable token after each item of the newest level; the network's choice after the newest
-          token, then after each token of the guesses, [B, 1 + G (N - 1)]; log-probabilities of these choices.
+          The call; the most probable token after each item of the newest level; the network's
+          choice after the newest token, then after each token of the guesses, [B, 1 + G (N - 1)];
+          log-probabilities of these choices.
         """
         levels, (batch, count, length) = state.levels, guesses.shape
         slots, ahead = levels.fed()
@@ -304,7 +323,9 @@ def level_0(request: Request, ahead: int) -> Int[Array, "B ahead"]:
 
 
 def in_place(x: Shaped[Array, "B slots"], shape: tuple[int, ...]) -> Shaped[Array, "B G m"]:
-    """What belongs in the place of each token of the guesses, of what was chosen after the newest token and each."""
+    """What belongs in the place of each token of the guesses, of what was chosen after the newest
+    token and each.
+    """
     after = x[:, 1:].reshape(shape)
     first = jnp.broadcast_to(x[:, :1, None], (*shape[:2], 1))
     return jnp.concatenate([first, after[..., :-1]], axis=-1)
@@ -317,7 +338,8 @@ def in_place(x: Shaped[Array, "B slots"], shape: tuple[int, ...]) -> Shaped[Arra
 def insert(
     lists: Int[Array, "V G m"], ngrams: Int[Array, "M n"], valid: Bool[Array, "M"]
 ) -> Int[Array, "V G m"]:
-    """Inserts n-grams, n = m + 1, in the order of their use into the pool of each row, those that are valid.
+    """Inserts n-grams, n = m + 1, in the order of their use into the pool of each row, those that
+    are valid.
 
     One that is there already becomes the most recently used.
     """
@@ -329,7 +351,8 @@ def insert(
         alike & later & jnp.all(new[:, None] == new, axis=-1), axis=1
     )  # uses of the same n-gram
 
-    # Every n-gram makes the list of its key anew: old entries that are not used now, then the new ones in order.
+    # Every n-gram makes the list of its key anew: old entries that are not used now, then the new
+    # ones in order.
     old = lists[keys]
     again = jnp.all(old == new[:, None], axis=-1)  # [M, G]
     unused = ~jnp.any(alike[:, :, None] & again, axis=1) & (old[..., 0] >= 0)
@@ -365,8 +388,8 @@ def read_on(
 ) -> tuple[Int[Array, "B V G m"], Int[Array, "B m"] | None]:
     """Inserts the n-grams that end in the first `count` of some new tokens of a text.
 
-    `recent` are the newest m = n - 1 tokens of what the pool has read of the text, and are returned as they are after
-    these; None where it reads none.
+    `recent` are the newest m = n - 1 tokens of what the pool has read of the text, and are returned
+    as they are after these; None where it reads none.
     """
     if recent is None:
         return pool, None

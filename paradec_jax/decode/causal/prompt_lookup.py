@@ -37,19 +37,22 @@ class PromptLookupInfo:
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup(DecoderBase):
-    """Looks the newest tokens up in the row itself and verifies, in one call, what followed them there.
+    """Looks the newest tokens up in the row itself and verifies, in one call, what followed them
+    there.
 
-    Each call feeds the newest token and drafted ones and commits the drafts that equal the network's own choices, and
-    one choice more. (In the original the prompt's call too, whose template seldom foretells what follows.) Where no
-    running row holds an earlier occurrence the call is a step of autoregressive decoding, of one position. Few tokens
-    that stood before foretell little, and on a processor a wide call must earn its price: so what is looked up has a
-    least length, and only what equals `max_ngram` tokens is followed far. (The original: `max_ngram` 3,
-    `min_ngram` 1 and `num_short` 10.)
+    Each call feeds the newest token and drafted ones and commits the drafts that equal the
+    network's own choices, and one choice more. (In the original the prompt's call too, whose
+    template seldom foretells what follows.) Where no running row holds an earlier occurrence the
+    call is a step of autoregressive decoding, of one position. Few tokens that stood before
+    foretell little, and on a processor a wide call must earn its price: so what is looked up has a
+    least length, and only what equals `max_ngram` tokens is followed far. (The original:
+    `max_ngram` 3, `min_ngram` 1 and `num_short` 10.)
 
-    The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
-    p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
-    all of the proposal's mass. The output is that of `AutoRegressive`, token for token, at every temperature.
-    (Prompt lookup decoding, Saxena 2023; verification as in arXiv 2211.17192.)
+    The network's choice at a position is drawn with that position's noise, so a draft x is right
+    with probability p(x), and the token in its place is else drawn from p without x: speculative
+    sampling with a draft that has all of the proposal's mass. The output is that of
+    `AutoRegressive`, token for token, at every temperature. (Prompt lookup decoding, Saxena 2023;
+    verification as in arXiv 2211.17192.)
 
     Attributes:
       max_ngram: tokens that are looked up; where they are not found, fewer.
@@ -86,9 +89,11 @@ class PromptLookup(DecoderBase):
         self, params: Any, state: CachedState, knobs: RepetitionKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """One call: verifies what followed the newest tokens where they stood before."""
-        # Look up: the longest n-gram at the row's end that occurs earlier, and the tokens after it there.
+        # Look up: the longest n-gram at the row's end that occurs earlier, and the tokens after it
+        # there.
         draft, drafted = self.find(state.rows.tokens, state.rows.length)
-        # Verify and commit: the drafted tokens that the network chooses itself, and its choice after them.
+        # Verify and commit: the drafted tokens that the network chooses itself, and its choice
+        # after them.
         state, accepted = verify(self, params, state, draft, drafted, knobs, (0, self.num_short))
         return state, PromptLookupInfo(draft, drafted, accepted)
 
@@ -111,8 +116,8 @@ def find_draft(
 ) -> tuple[Int[Array, "B K"], Bool[Array, "B"]]:
     """The tokens after the first earlier occurrence of each row's newest ones.
 
-    The longest n-gram, n = max_ngram .. min_ngram, that has an occurrence counts. An occurrence ends before the tail
-    itself begins and has `num_pred` tokens after it.
+    The longest n-gram, n = max_ngram .. min_ngram, that has an occurrence counts. An occurrence
+    ends before the tail itself begins and has `num_pred` tokens after it.
 
     Args:
       tokens, lengths: rows, and how many of their tokens count.

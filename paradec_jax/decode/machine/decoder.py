@@ -43,7 +43,9 @@ AnyDecoder = TypeVar(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CachedState:
-    """Rows, and a cache of all committed tokens but the newest: the state of decoders that append, or its base."""
+    """Rows, and a cache of all committed tokens but the newest: the state of decoders that append,
+    or its base.
+    """
 
     rows: Rows
     cache: Any
@@ -56,20 +58,23 @@ class CachedState:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBase(abc.ABC):
-    """A decoder: a frozen, hashable dataclass of static choices with pure methods. Here is what no decoder changes.
+    """A decoder: a frozen, hashable dataclass of static choices with pure methods. Here is what no
+    decoder changes.
 
-    A state is a pytree with `rows`, a `Rows`, and whatever the next step needs. Parameters are those of the network,
-    raw or prepared; of a decoder with further networks, one dictionary by field name.
+    A state is a pytree with `rows`, a `Rows`, and whatever the next step needs. Parameters are
+    those of the network, raw or prepared; of a decoder with further networks, one dictionary by
+    field name.
 
-    Whatever the logits are, NaN and infinities among them, a call after the prompt's commits or reveals at least one
-    position. So a row of n new positions ends within n + 1 network calls; a class whose calls do other work as well
-    says itself within how many.
+    Whatever the logits are, NaN and infinities among them, a call after the prompt's commits or
+    reveals at least one position. So a row of n new positions ends within n + 1 network calls; a
+    class whose calls do other work as well says itself within how many.
 
-    A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
-    `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
-    past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,
-    the names of fields that hold networks beside `network`. `BOUNDS` has ranges of numbers that count no positions,
-    see `config.bounds.check_numbers`.
+    A subclass says in class variables what it can decode: `visibilities` of networks, `alignments`
+    of logits, `any_order` where it fills holes and starts from nothing, `needs_cache` where it
+    calls a network on a window whose past it keeps, `windowed` where a sequence may be longer than
+    the networks were built for, and `further_networks`, the names of fields that hold networks
+    beside `network`. `BOUNDS` has ranges of numbers that count no positions, see
+    `config.bounds.check_numbers`.
 
     Attributes:
       network: the network; may be bound later.
@@ -107,11 +112,14 @@ class DecoderBase(abc.ABC):
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
-        """Allocates every buffer, reads the prompt, and commits the first token where the rule says so."""
+        """Allocates every buffer, reads the prompt, and commits the first token where the rule says
+        so.
+        """
 
     @abc.abstractmethod
     def step(self, params: Any, state: Any, knobs: Any) -> tuple[Any, Any]:
-        """One round of the networks over all rows: a state and an info; finished rows stay as they are.
+        """One round of the networks over all rows: a state and an info; finished rows stay as they
+        are.
 
         The info is what only recorders read; a driver that drops it pays nothing for it.
         """
@@ -119,11 +127,12 @@ class DecoderBase(abc.ABC):
     def bind(
         self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None
     ) -> AnyDecoder:
-        """The same decoder for a network, a buffer of `size` positions and a checkpoint's special tokens.
+        """The same decoder for a network, a buffer of `size` positions and a checkpoint's special
+        tokens.
 
         Raises:
-          ValueError: a checkpoint whose visibility or alignment this decoder cannot serve, or a network without a
-            cache where it needs one.
+          ValueError: a checkpoint whose visibility or alignment this decoder cannot serve, or a
+            network without a cache where it needs one.
         """
         name, spec = type(self).__name__, self.spec if spec is None else spec
         for fact, value, accepted in (
@@ -153,7 +162,8 @@ class DecoderBase(abc.ABC):
         return check_mask(self.spec.mask, self.network.vocab_size)
 
     def limits(self) -> tuple[int, int]:
-        """S, and the longest sequence that the networks were built for (any, where they see windows of it).
+        """S, and the longest sequence that the networks were built for (any, where they see windows
+        of it).
 
         Raises:
           ValueError: an unbound decoder.
@@ -170,9 +180,10 @@ class DecoderBase(abc.ABC):
         """Refuses a request that the rule or the buffers cannot hold.
 
         Raises:
-          ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends, a token or stop token beyond the vocabulary, a canvas without a mask token
-            that is its own, or one whose first token nothing predicts.
+          ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or
+            an empty prompt where the decoder appends, a token or stop token beyond the vocabulary,
+            a canvas without a mask token that is its own, or one whose first token nothing
+            predicts.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
@@ -204,8 +215,9 @@ class DecoderBase(abc.ABC):
         """The knobs as arrays, the defaults for None.
 
         Raises:
-          ValueError: knobs of another type, values that are no numbers of their field's kind or out of range, a
-            temperature where the decoder is greedy, or a knob that means nothing to the decoder.
+          ValueError: knobs of another type, values that are no numbers of their field's kind or out
+            of range, a temperature where the decoder is greedy, or a knob that means nothing to the
+            decoder.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
@@ -234,7 +246,8 @@ class DecoderBase(abc.ABC):
     def drafts(self, state: Any) -> Int[Array, "B _"]:
         """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
 
-        They are the state's `drafts`, as many a row as it can hold; none where it has no such property.
+        They are the state's `drafts`, as many a row as it can hold; none where it has no such
+        property.
         """
         return getattr(state, "drafts", state.rows.tokens[:, :0])
 
@@ -258,7 +271,9 @@ class DecoderBase(abc.ABC):
         )
 
     def empty_cache(self, request: Request, room: int, **latents: Any) -> Any:
-        """The network's empty cache of `room` positions; `latents` are options of a recurrent network's."""
+        """The network's empty cache of `room` positions; `latents` are options of a recurrent
+        network's.
+        """
         return self.network.init_cache(purpose_keys(request.keys, Purpose.STATE), room, **latents)
 
     def prefill(
@@ -270,7 +285,9 @@ class DecoderBase(abc.ABC):
         network: Any = None,
         **latents: Any,
     ) -> tuple[Rows, Any, Forward]:
-        """Reads the prompts in one call and commits the token that each predicts; otherwise as `prefill_ahead`."""
+        """Reads the prompts in one call and commits the token that each predicts; otherwise as
+        `prefill_ahead`.
+        """
         nothing = request.tokens[:, :0]
         rows, cache, out = self.prefill_ahead(params, request, nothing, scratch, network, **latents)
         rows = rows.spend(out.counts, request.lengths)
@@ -286,7 +303,8 @@ class DecoderBase(abc.ABC):
         network: Any = None,
         **latents: Any,
     ) -> tuple[Rows, Any, Forward]:
-        """Reads the prompts and K uncertain tokens after each in one call; commits and counts nothing.
+        """Reads the prompts and K uncertain tokens after each in one call; commits and counts
+        nothing.
 
         Args:
           params, request: as for `init`.
@@ -296,8 +314,8 @@ class DecoderBase(abc.ABC):
           latents: see `empty_cache`.
 
         Returns:
-          Rows, a cache that holds the prompts, and the call's result, with the hidden states of each last prompt
-          position and of the K after it alone, W = 1 + K.
+          Rows, a cache that holds the prompts, and the call's result, with the hidden states of
+          each last prompt position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
         rows, cache = (
@@ -326,8 +344,8 @@ class DecoderBase(abc.ABC):
 
         Args:
           step: as for `rules.sampling.sample`.
-          before: tokens between the committed ones and each position, as for `rules.sampling.penalised`; None where
-            the position comes next.
+          before: tokens between the committed ones and each position, as for
+            `rules.sampling.penalised`; None where the position comes next.
         """
 
         def draw(logits: Array, greedy: bool) -> Array:
@@ -343,7 +361,8 @@ class DecoderBase(abc.ABC):
         penalty = knobs.repetition_penalty
         plain = jnp.asarray(penalty) == 1
         seen = rows.tokens, rows.length, rows.tokens[:, None, :0] if before is None else before
-        # The most probable token without a penalty is read where the logits stand: the inner branch copies them.
+        # The most probable token without a penalty is read where the logits stand: the inner branch
+        # copies them.
         return lax.cond(
             plain & ~is_hot(knobs.temperature),
             lambda x: draw(x, True),
@@ -362,9 +381,11 @@ class DecoderBase(abc.ABC):
         hidden: Float[Array, "B R W D"],
         guesses: Int[Array, "B candidates drafts"],
     ) -> tuple[Int[Array, "B R W"], Float[Array, "B R W V"]]:
-        """The token that belongs after each row's newest one and each guess after it, and the logits that say so.
+        """The token that belongs after each row's newest one and each guess after it, and the
+        logits that say so.
 
-        Candidates draw with the same noise, which belongs to positions. `guesses` begin with those that are judged.
+        Candidates draw with the same noise, which belongs to positions. `guesses` begin with those
+        that are judged.
         """
         logits, (count, width) = self.network.logits(params, hidden), hidden.shape[1:3]
         positions = rows.length[:, None] + jnp.arange(width)
@@ -402,7 +423,9 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
 
 
 def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
-    """Which tokens are given, [B, P]. Raises ValueError where a vocabulary lacks one, or a stop token."""
+    """Which tokens are given, [B, P]. Raises ValueError where a vocabulary lacks one, or a stop
+    token.
+    """
     here = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
     if request.given is not None:
         here &= np.asarray(request.given)
@@ -416,7 +439,8 @@ def check_tokens(request: Request, vocab_size: int) -> np.ndarray:
 
 
 def check_canvas(request: Request, given: np.ndarray, mask: int, alignment: str) -> None:
-    """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
+    """Refuses a mask among the given tokens, which would never be revealed, and a first token that
+    nothing predicts.
 
     Raises:
       ValueError: either, with the row.

@@ -7,9 +7,10 @@
 | `rollout` | nested `lax.scan` with checkpoint | as `trace`, and reverse mode in bounded memory         |
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
 
-Parameters are raw or prepared (`decoder.prepare`, once, by the owner of the parameters); no driver does. Where they
-or the request lie on a mesh, the state lies on it by rows (`placing`). On a mesh of several processes every one of
-them calls the driver with the same request, its own copy or one by rows; results come whole to each, states by rows.
+Parameters are raw or prepared (`decoder.prepare`, once, by the owner of the parameters); no driver
+does. Where they or the request lie on a mesh, the state lies on it by rows (`placing`). On a mesh
+of several processes every one of them calls the driver with the same request, its own copy or one
+by rows; results come whole to each, states by rows.
 """
 
 import dataclasses
@@ -57,7 +58,9 @@ def run(
 def checked(
     decoder: Any, params: Any, request: Request, knobs: Any
 ) -> tuple[jax.sharding.Mesh | None, Request, Any]:
-    """The mesh of a call, its request and its knobs as its program takes them; raises ValueError as `run` does."""
+    """The mesh of a call, its request and its knobs as its program takes them; raises ValueError as
+    `run` does.
+    """
     decoder.check(gathered(request))
     knobs, mesh = decoder.knobs(knobs), mesh_of(params, request)
     return mesh, *over_processes(mesh, params, request, knobs)
@@ -81,7 +84,9 @@ def _begin(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
 def _while_running(
     decoder: Any, params: Any, state: Any, knobs: Any, most: Any, info: Any = None
 ) -> tuple[Any, Any, Any]:
-    """The state after at most `most` steps, how many there were, and the newest info where one is given to begin."""
+    """The state after at most `most` steps, how many there were, and the newest info where one is
+    given to begin.
+    """
 
     def going(carry: tuple[Any, Any, Any]) -> Any:
         state, count, _ = carry
@@ -104,10 +109,11 @@ def trace(
     n: int,
     record: Record = INFO,
 ) -> tuple[Decoded, Any]:
-    """Does exactly `n` steps and keeps `record(state, info)` of each, stacked on a leading axis of n.
+    """Does exactly `n` steps and keeps `record(state, info)` of each, stacked on a leading axis of
+    n.
 
-    Rows that have stopped do not move, so `n` may exceed what they need. `record` is a static argument: pass
-    one function object, not a new lambda each time.
+    Rows that have stopped do not move, so `n` may exceed what they need. `record` is a static
+    argument: pass one function object, not a new lambda each time.
     """
     mesh, request, knobs = checked(decoder, params, request, knobs)
     with on(mesh):
@@ -141,9 +147,9 @@ def rollout(
 ) -> tuple[Decoded, Any]:
     """As `trace`, differentiable in reverse mode with respect to params and knobs.
 
-    Steps are grouped in segments whose inner states are computed again in the backward pass, so memory grows
-    with `n / segment + segment` states, not with n. Inner loops run a fixed number of masked steps
-    (`decoder.differentiable()`).
+    Steps are grouped in segments whose inner states are computed again in the backward pass, so
+    memory grows with `n / segment + segment` states, not with n. Inner loops run a fixed number of
+    masked steps (`decoder.differentiable()`).
 
     Args:
       decoder, params, request, knobs, record: as for `trace`.
@@ -185,16 +191,19 @@ def stream(
     every: int = 1,
     interrupt: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (state, info) after the prompt and then after each `every` steps, until every row has stopped.
+    """Yields (state, info) after the prompt and then after each `every` steps, until every row has
+    stopped.
 
-    The info is that of the newest step, None before the first. The state that was yielded is donated to the next
-    call: take what you need from it before you go on. `decoder.finish(state)` of the last one is the result.
+    The info is that of the newest step, None before the first. The state that was yielded is
+    donated to the next
+    call: take what you need from it before you go on. `decoder.finish(state)` of the last one is
+      the result.
 
     Args:
       decoder, params, request, knobs: as for `run`.
       every: steps of one call.
-      interrupt: looks at each state on the host and returns rows [B] to stop, or None; over processes it sees all
-        rows on each, and must answer the same.
+      interrupt: looks at each state on the host and returns rows [B] to stop, or None; over
+        processes it sees all rows on each, and must answer the same.
     """
     mesh, request, knobs = checked(decoder, params, request, knobs)
     with on(mesh):
@@ -247,7 +256,9 @@ def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tu
 def advance_with_info(
     decoder: Any, params: Any, state: Any, knobs: Any, count: Any
 ) -> tuple[Any, Any]:
-    """As `advance`, with the newest step's info in place of the number; zeros where no step was done."""
+    """As `advance`, with the newest step's info in place of the number; zeros where no step was
+    done.
+    """
     shapes = jax.eval_shape(lambda state: decoder.step(params, state, knobs)[1], state)
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     state, _, info = _while_running(decoder, params, state, knobs, count, empty)

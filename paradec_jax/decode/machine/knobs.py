@@ -1,4 +1,6 @@
-"""Knobs: small pytrees of numbers that steer a decoder. Changing them never recompiles, `vmap` over them works."""
+"""Knobs: small pytrees of numbers that steer a decoder. Changing them never recompiles, `vmap` over
+them works.
+"""
 
 import dataclasses
 import functools
@@ -45,7 +47,8 @@ def knob(
       default: its value where the caller says nothing.
       allowed: what its numbers may be; any when None.
       unset: what stands for None in the compiled program, a number or a function of the decoder.
-      needs: a field of the decoder, and its least value or the values with which the knob means something.
+      needs: a field of the decoder, and its least value or the values with which the knob means
+        something.
     """
     return dataclasses.field(
         default=default, metadata={"allowed": allowed, "unset": unset, "needs": needs}
@@ -86,16 +89,17 @@ class RepetitionKnobs(SamplingKnobs):
     """Sampling of decoders that append tokens one after the other.
 
     Attributes:
-      repetition_penalty: number by which positive logits of tokens that the row holds, its prompt included, are
-        divided, and other logits of these tokens multiplied, before the temperature. 1 changes nothing.
-        Log-probabilities that are kept are those without it.
+      repetition_penalty: number by which positive logits of tokens that the row holds, its prompt
+        included, are divided, and other logits of these tokens multiplied, before the temperature.
+        1 changes nothing. Log-probabilities that are kept are those without it.
     """
 
     repetition_penalty: Float[Array, ""] | float = knob(1.0, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
-    """`knob[min(age, K - 1)]` of a schedule [K], of the shape of `age`; a number stays that number at every age.
+    """`knob[min(age, K - 1)]` of a schedule [K], of the shape of `age`; a number stays that number
+    at every age.
 
     The age is the number of steps that a position, or its block, has done.
     """
@@ -117,7 +121,9 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
 
 @functools.cache
 def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
-    """What each knob may be, by its annotation: `int` for a whole number, words, an array of some shape."""
+    """What each knob may be, by its annotation: `int` for a whole number, words, an array of some
+    shape.
+    """
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         hints |= inspect.get_annotations(base, eval_str=True)
@@ -141,15 +147,16 @@ def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
-    """The knobs as float32 and int32 arrays, so that all numbers, None and arrays trace one program.
+    """The knobs as float32 and int32 arrays, so that all numbers, None and arrays trace one
+    program.
 
     Args:
       knobs: as the caller gave them.
       decoder: what a knob's `unset` may depend on.
 
     Raises:
-      ValueError: what is no number of its field's kind, what 32 bits cannot hold, NaN, and an array where one number
-        for all rows is wanted; values out of their range, by `check`.
+      ValueError: what is no number of its field's kind, what 32 bits cannot hold, NaN, and an array
+        where one number for all rows is wanted; values out of their range, by `check`.
     """
     fields = dataclasses.fields(knobs)
     arrays = {

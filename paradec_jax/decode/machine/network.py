@@ -1,8 +1,8 @@
 """What a decoder asks of a network, and what a call hands over and gives back.
 
-A network is a small frozen dataclass, equal by its config; parameters are always an argument. Its cache, if it has
-one, is addressed by absolute position: `forward` reads what the prefix makes visible and returns the window's keys
-and values; the decoder stores them with `write`, or does not.
+A network is a small frozen dataclass, equal by its config; parameters are always an argument. Its
+cache, if it has one, is addressed by absolute position: `forward` reads what the prefix makes
+visible and returns the window's keys and values; the decoder stores them with `write`, or does not.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ Mask = Bool[Array, "*B W W"] | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Parameters laid out for decoding by `Network.prepare`; only the network that made them reads them."""
+    """Parameters laid out for decoding by `Network.prepare`; only the network that made them reads
+    them.
+    """
 
     params: Params
 
@@ -34,8 +36,9 @@ class Prefix:
 
     Attributes:
       kv: the cache.
-      visible: the first so many positions [B], a mask [B, S], one for each query [B, W, S], or None: nothing to see
-        (a prompt's call, which may still read what the cache holds of the window's own positions).
+      visible: the first so many positions [B], a mask [B, S], one for each query [B, W, S], or
+        None: nothing to see (a prompt's call, which may still read what the cache holds of the
+          window's own positions).
     """
 
     kv: Cache
@@ -60,14 +63,16 @@ class Forward:
 
 @runtime_checkable
 class Network(Protocol):
-    """A network as the machine drives it; frozen and hashable. A denoiser, which reads its canvas anew, is no more.
+    """A network as the machine drives it; frozen and hashable. A denoiser, which reads its canvas
+    anew, is no more.
 
-    `counters` names what a call costs beside the call itself and the positions it computes. `visibility` ("causal",
-    "full" or "block") and `block`, the block length where it is "block", are facts of the checkpoint.
+    `counters` names what a call costs beside the call itself and the positions it computes.
+    `visibility` ("causal", "full" or "block") and `block`, the block length where it is "block",
+    are facts of the checkpoint.
 
-    `forward` reads parameters that are raw or prepared, a window's tokens or a vector in the place of each, and their
-    absolute positions. The window sees of the cache what the prefix says, and of itself what the mask says, or else
-    the network's visibility.
+    `forward` reads parameters that are raw or prepared, a window's tokens or a vector in the place
+    of each, and their absolute positions. The window sees of the cache what the prefix says, and of
+    itself what the mask says, or else the network's visibility.
     """
 
     @property
@@ -98,7 +103,8 @@ class Network(Protocol):
 class CachedNetwork(Network, Protocol):
     """A network that need not compute a position again: it keeps what later calls read of it.
 
-    Decoders of recurrent depth also ask for the parts of a call, as `models.RecurrentDepthNetwork` has them.
+    Decoders of recurrent depth also ask for the parts of a call, as `models.RecurrentDepthNetwork`
+    has them.
     """
 
     def init_cache(self, keys: Array, size: int) -> Cache: ...

@@ -1,4 +1,6 @@
-"""Where a decoder's state lies on a mesh: rows over `data` and `fsdp`, keys and values by heads as well."""
+"""Where a decoder's state lies on a mesh: rows over `data` and `fsdp`, keys and values by heads as
+well.
+"""
 
 from typing import Any
 
@@ -17,9 +19,11 @@ from paradec_jax.sharding.rules import by_rows, row_axes, sizes_in_force, whole
 def over_processes(
     mesh: Mesh | None, params: Any, request: Request, knobs: Any
 ) -> tuple[Request, Any]:
-    """The request by rows and the knobs on every device, where a mesh has devices of several processes.
+    """The request by rows and the knobs on every device, where a mesh has devices of several
+    processes.
 
-    What each process has of them on its host must be the same. Other meshes, and none, take them as they are.
+    What each process has of them on its host must be the same. Other meshes, and none, take them as
+    they are.
 
     Raises:
       ValueError: parameters that lie on devices of one process.
@@ -44,10 +48,12 @@ def over_processes(
 
 
 def placed(tree: Any, batch: int | None = None) -> Any:
-    """Constrains a request or a state: keys and values by rows and heads, what has a leading axis of rows by rows.
+    """Constrains a request or a state: keys and values by rows and heads, what has a leading axis
+    of rows by rows.
 
-    Everything else lies whole on every device, so that a state has one place before and after every call. Does
-    nothing where the program is traced for no mesh. `batch` is B, that of a state's `rows` when None.
+    Everything else lies whole on every device, so that a state has one place before and after every
+    call. Does nothing where the program is traced for no mesh. `batch` is B, that of a state's
+    `rows` when None.
     """
     if not sizes_in_force():
         return tree

@@ -1,7 +1,8 @@
-"""A queue of prompts through a fixed number of rows (continuous batching): a row that has stopped takes the next.
+"""A queue of prompts through a fixed number of rows (continuous batching): a row that has stopped
+takes the next.
 
-The drivers of `drive` end with the slowest row of a batch; here the others go on with new work. Rows do not know
-of each other, so every prompt gets what it gets alone.
+The drivers of `drive` end with the slowest row of a batch; here the others go on with new work.
+Rows do not know of each other, so every prompt gets what it gets alone.
 """
 
 import dataclasses
@@ -49,8 +50,8 @@ def serve(
 ) -> QueueResult:
     """Decodes all prompts of a request, `rows` at a time, and refills rows that have stopped.
 
-    Every `every` steps the host looks which rows have stopped: fewer looks cost idle rows, more cost time.
-    Prompts are read in groups of 1, 2, 4 .. rows, each group size one compiled program.
+    Every `every` steps the host looks which rows have stopped: fewer looks cost idle rows, more
+    cost time. Prompts are read in groups of 1, 2, 4 .. rows, each group size one compiled program.
 
     Args:
       decoder: a bound decoder.
@@ -88,7 +89,9 @@ def _serve(
     every: int,
     start: Callable[[Any], Any],
 ) -> QueueResult:
-    """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their numbers."""
+    """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their
+    numbers.
+    """
     axes, owners = (
         _batch_axes(decoder, params, request, knobs),
         np.arange(rows),
@@ -108,7 +111,8 @@ def _serve(
         finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
         for row in ended:
             results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
-        # The next prompts take the rows that have ended; a row for which none is left stays as it is.
+        # The next prompts take the rows that have ended; a row for which none is left stays as it
+        # is.
         fresh, waiting = waiting[: len(ended)], waiting[len(ended) :]
         owners[ended] = -1
         owners[ended[: len(fresh)]] = fresh
@@ -120,7 +124,9 @@ def _serve(
 
 
 def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
-    """Steps that rows were running: all of them unless a row stopped, which its count of calls tells."""
+    """Steps that rows were running: all of them unless a row stopped, which its count of calls
+    tells.
+    """
     calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
     longest = max(int(calls[owned].max(initial=0)), 1)
     share = np.where(done, calls / longest, 1.0)
@@ -149,7 +155,9 @@ def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]
 
 
 def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
-    """For each leaf of a decoder's state, the axis of rows, which grows where there is one row more; -1 for none."""
+    """For each leaf of a decoder's state, the axis of rows, which grows where there is one row
+    more; -1 for none.
+    """
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = request.take(np.zeros(batch, np.int32))

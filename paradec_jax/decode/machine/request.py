@@ -15,7 +15,8 @@ from paradec_jax.config.bounds import check_number
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecordedDraws:
-    """Draws recorded from another program; they take the place of the keys. Decoders with more draws extend it.
+    """Draws recorded from another program; they take the place of the keys. Decoders with more
+    draws extend it.
 
     Attributes:
       uniforms: number in [0, 1) that samples the token at each position, for all rows, [P].
@@ -25,7 +26,9 @@ class RecordedDraws:
     per_row: ClassVar[tuple[str, ...]] = ()  # fields whose first axis counts rows
 
     def take(self, rows: Array) -> "RecordedDraws":
-        """The record of some rows of a request: that of all rows, but for the fields that `per_row` names."""
+        """The record of some rows of a request: that of all rows, but for the fields that `per_row`
+        names.
+        """
         fields = {name: getattr(self, name) for name in self.per_row}
         return dataclasses.replace(
             self, **{name: x[rows] for name, x in fields.items() if x is not None}
@@ -103,8 +106,9 @@ def make_request(
       recorded: recorded draws.
 
     Raises:
-      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, a negative token, or
-        tokens, lengths, budgets, stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
+      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, a
+        negative token, or tokens, lengths, budgets, stop tokens or a seed that are no whole numbers
+        of 32 bits (the seed of 64).
     """
     if isinstance(tokens, list | tuple):
         if isinstance(given, list | tuple):
@@ -146,7 +150,8 @@ def make_request(
         raise ValueError(
             f"max_new_tokens must be at least 1 (0 where given leaves a hole), not {budgets.min()}"
         )
-    # Placed on the device without a program of its own for each shape, which `jnp.asarray` would compile.
+    # Placed on the device without a program of its own for each shape, which `jnp.asarray` would
+    # compile.
     placed = jax.device_put(
         (
             tokens,
@@ -186,7 +191,8 @@ def whole_numbers(name: str, values: Any, bits: int = 32) -> np.ndarray:
 def seed_words(seed: Any) -> UInt32[np.ndarray, "2"]:
     """The words of a seed, the lower one first, since devices compute with 32 bits.
 
-    The upper one is 0 where 32 bits hold the seed, signed or not: `key_of` is then `jax.random.key(seed)`.
+    The upper one is 0 where 32 bits hold the seed, signed or not: `key_of` is then
+    `jax.random.key(seed)`.
 
     Raises:
       ValueError: a seed that is no whole number of 64 bits.
@@ -197,7 +203,9 @@ def seed_words(seed: Any) -> UInt32[np.ndarray, "2"]:
 
 
 def key_of(words: Any) -> Array:
-    """The key of a seed's words: that of the lower one, with the upper one folded in where it is not 0."""
+    """The key of a seed's words: that of the lower one, with the upper one folded in where it is
+    not 0.
+    """
     key = jax.random.key(words[0])
     return jnp.where(words[1] == 0, key, jax.random.fold_in(key, words[1]))
 

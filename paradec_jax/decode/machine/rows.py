@@ -34,7 +34,8 @@ class Reason(enum.IntEnum):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What every driver, stop string, queue and table reads. Invariant: `tokens[:length]` never change again.
+    """What every driver, stop string, queue and table reads. Invariant: `tokens[:length]` never
+    change again.
 
     Attributes:
       tokens: committed tokens (or those of a canvas), then scratch, [B, S].
@@ -43,10 +44,11 @@ class Rows:
       limit: length at which the budget is used, [B].
       reason: a `Reason`, [B].
       keys, stop: keys and stop tokens of the request.
-      counts: what the row has cost while it was running, [B] each: "network_calls" (prompt included), "positions"
-        that those calls computed for it, and what the decoder's networks declare.
-      fixed: positions whose token was given, which are never generated and never a stop, [B, S]; None where that is
-        the prompt alone.
+      counts: what the row has cost while it was running, [B] each: "network_calls" (prompt
+        included), "positions" that those calls computed for it, and what the decoder's networks
+        declare.
+      fixed: positions whose token was given, which are never generated and never a stop, [B, S];
+        None where that is the prompt alone.
       log_probs: log-probability of each committed token, [B, S], or None where not asked for.
       recorded: recorded draws of the request.
       size: positions that may be committed; the rest of the buffer is room for a window.
@@ -82,14 +84,18 @@ class Rows:
         return generated(self.length, self.prompt_lengths, self.fixed)
 
     def spend(self, counts: Counts, positions: Array | int, calls: Array | int = 1) -> "Rows":
-        """Adds calls, the real positions that they computed, and `Forward.counts`, to counts of rows that run."""
+        """Adds calls, the real positions that they computed, and `Forward.counts`, to counts of
+        rows that run.
+        """
         running = ~self.done
         spent = {NETWORK_CALLS: calls, POSITIONS: positions, **counts}
         added = {name: self.counts[name] + running * amount for name, amount in spent.items()}
         return dataclasses.replace(self, counts=self.counts | added)
 
     def allowed(self, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Int[Array, "B"]:
-        """How many of the first `count` tokens may be committed: up to the budget and the first stop token."""
+        """How many of the first `count` tokens may be committed: up to the budget and the first
+        stop token.
+        """
         count = jnp.minimum(count, self.limit - self.length)
         hits = is_stop(tokens, self.stop)
         until_stop = jnp.where(jnp.any(hits, axis=1), jnp.argmax(hits, axis=1) + 1, tokens.shape[1])
@@ -117,14 +123,18 @@ class Rows:
         at: Int[Array, "B"],
         log_probs: Float[Array, "B W"] | None = None,
     ) -> "Rows":
-        """Puts tokens at positions `at + i` of running rows, in any order; given tokens and `length` stay."""
+        """Puts tokens at positions `at + i` of running rows, in any order; given tokens and
+        `length` stay.
+        """
         where = where & ~self.done[:, None]
         if self.fixed is not None:
             where = where & ~window(self.fixed, at, tokens.shape[1])
         return dataclasses.replace(self, **self._written(tokens, where, at, log_probs))
 
     def settle(self, final: Bool[Array, "B S"]) -> "Rows":
-        """Commits the leading run of final positions; budget and stop tokens cut it as `commit` does."""
+        """Commits the leading run of final positions; budget and stop tokens cut it as `commit`
+        does.
+        """
         position = jnp.arange(final.shape[1])
         run = jnp.clip(select.leading_run(final), self.length, jnp.maximum(self.limit, self.length))
         fresh = (position >= self.length[:, None]) & (position < run[:, None])

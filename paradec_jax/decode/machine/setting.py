@@ -35,7 +35,8 @@ class Setting:
       name: name of the decoder, as on the command line.
       decoder: an unbound decoder.
       knobs: knobs of the decoder, or None for the defaults.
-      baseline: whether speed-ups, equal tokens and paired differences refer to this row (one setting only).
+      baseline: whether speed-ups, equal tokens and paired differences refer to this row (one
+        setting only).
       cache: what the network keeps of a position, see the network; its own choice when None.
     """
 
@@ -56,7 +57,9 @@ class Setting:
         return bool(np.any(np.asarray(self.values.temperature) > 0))
 
     def settings(self) -> dict[str, Any]:
-        """Every choice of the decoder and its knobs, for JSON; a further network is None or the word in its place."""
+        """Every choice of the decoder and its knobs, for JSON; a further network is None or the
+        word in its place.
+        """
         further = {name: getattr(self.decoder, name) for name in self.decoder.further_networks}
         words = {name: value if isinstance(value, str) else None for name, value in further.items()}
         decoder = _fields_of(self.decoder, (*UNNAMED, *further))
@@ -79,10 +82,12 @@ class Setting:
     def changed(self, options: Mapping[str, Any]) -> "Setting":
         """The setting with other values of some fields of its decoder and knobs.
 
-        The decoder becomes greedy where the temperature is 0. Knobs that its new fields have no use for are dropped.
+        The decoder becomes greedy where the temperature is 0. Knobs that its new fields have no use
+        for are dropped.
 
         Args:
-          options: values by field; "recurrence" is the most recurrences where a decoder has `max_recurrence` alone.
+          options: values by field; "recurrence" is the most recurrences where a decoder has
+            `max_recurrence` alone.
 
         Raises:
           ValueError: an option that this decoder does not have.

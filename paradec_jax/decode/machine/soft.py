@@ -16,8 +16,8 @@ class SoftGiven(RecordedDraws):
     """Vectors that the network reads in place of the embeddings of given tokens.
 
     Attributes:
-      vectors: one vector for each position of `Request.tokens`, [B, P, D]; those at holes and after a row's length
-        are not read.
+      vectors: one vector for each position of `Request.tokens`, [B, P, D]; those at holes and after
+        a row's length are not read.
     """
 
     vectors: Float[Array, "B P D"] | None = None
@@ -27,7 +27,8 @@ class SoftGiven(RecordedDraws):
 def given_offsets(
     name: str, request: Request, table: Float[Array, "V D"], final: Bool[Array, "B S"]
 ) -> Float[Array, "B S D"]:
-    """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read where it is given.
+    """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read
+    where it is given.
 
     Given tokens are those at `final` positions.
 

@@ -6,9 +6,9 @@
     tokens      a b _ d _ _ g _ | . .        given or revealed, _ the mask
     final       x x . x . . x . |            length = 2: the leading run of final positions
 
-A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas of blocks goes on
-to the end of the block that holds the last of these positions: the network sees whole blocks, the row ends at its
-limit.
+A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas
+of blocks goes on to the end of the block that holds the last of these positions: the network sees
+whole blocks, the row ends at its limit.
 """
 
 import dataclasses
@@ -28,7 +28,8 @@ AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Canvas:
-    """The state of masked families, or its base: streaming, stop strings and the queue read `rows`, as everywhere.
+    """The state of masked families, or its base: streaming, stop strings and the queue read `rows`,
+    as everywhere.
 
     Attributes:
       rows: tokens (the mask's id where none is final), lengths, counts.
@@ -51,7 +52,9 @@ class Canvas:
 
     @property
     def drafts(self) -> Int[Array, "B S"]:
-        """Final tokens from each row's `length` on, -1 where none is: what its position's neighbours see already."""
+        """Final tokens from each row's `length` on, -1 where none is: what its position's
+        neighbours see already.
+        """
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final & within, self.rows.tokens, -1)
         return shift(known + 1, self.rows.length) - 1
@@ -71,8 +74,8 @@ class Canvas:
         """A window of the canvas, for a call of the network.
 
         Returns:
-          Tokens [B, W], positions [B, W], which are open [B, W], and a mask [B, W, W] by which every query sees
-          all positions of the canvas in the window.
+          Tokens [B, W], positions [B, W], which are open [B, W], and a mask [B, W, W] by which
+          every query sees all positions of the canvas in the window.
         """
         positions = at[:, None] + jnp.arange(width)
         inside = window(self.inside, at, width)
@@ -88,7 +91,8 @@ class Canvas:
     ) -> AnyCanvas:
         """Makes tokens final at open positions `at + i`, in any order, and commits the leading run.
 
-        Budget and stop tokens cut the run as `Rows.settle` says; what is final already keeps its token.
+        Budget and stop tokens cut the run as `Rows.settle` says; what is final already keeps its
+        token.
         """
         where = where & window(self.open, at, tokens.shape[1])
         final = put(self.final, jnp.ones_like(where), at, where)

@@ -1,8 +1,10 @@
-"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in a drawn order or by score.
+"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in a drawn order
+or by score.
 
-In a drawn order, which positions a call reveals is settled before the network is asked about them, and only then is a
-token drawn for each. A draw that decides both at once, over the vocabulary and the mask together, compares small
-probabilities with noise of few digits, and loses the rare tokens (arXiv 2409.02908).
+In a drawn order, which positions a call reveals is settled before the network is asked about them,
+and only then is a token drawn for each. A draw that decides both at once, over the vocabulary and
+the mask together, compares small probabilities with noise of few digits, and loses the rare tokens
+(arXiv 2409.02908).
 """
 
 import dataclasses
@@ -37,7 +39,8 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "entropy": lambda logits, tokens: -score.entropy(logits),
 }
 GROUPED = ("random", *SCORES)
-# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered one.
+# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered
+# one.
 TAKEN_FROM = {"confidence": "raw", "margin": "filtered", "entropy": "filtered"}
 ORDERS = ("random", "single", *SCORES)
 GRIDS = ("linear", "cosine")
@@ -50,10 +53,10 @@ class MaskedKnobs(SamplingKnobs):
     """Sampling, by default from the denoiser's own distribution, and the grid of times.
 
     Attributes:
-      steps: N, steps of the grid; None is 128, or the length of a grid of one's own. Steps that reveal nothing
-        call nothing.
-      grid: "linear" (None) or "cosine", or times [K] that fall from 1, at which the K calls are made. How many they
-        are is compiled.
+      steps: N, steps of the grid; None is 128, or the length of a grid of one's own. Steps that
+        reveal nothing call nothing.
+      grid: "linear" (None) or "cosine", or times [K] that fall from 1, at which the K calls are
+        made. How many they are is compiled.
     """
 
     temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
@@ -152,13 +155,17 @@ class MaskedDecoder(DecoderBase):
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
     def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
-        """Positions whose logits a call needs: the next group, or where the order is by score all that are open."""
+        """Positions whose logits a call needs: the next group, or where the order is by score all
+        that are open.
+        """
         return open_ if self.order in SCORES else partition.next_group(groups, open_)
 
     def revealed(
         self, scores: Array | None, needed: Bool[Array, "B W"], groups: Int[Array, "B W"]
     ) -> Bool[Array, "B W"]:
-        """Positions that a call reveals: those needed, or as many as the next group has, but the surest."""
+        """Positions that a call reveals: those needed, or as many as the next group has, but the
+        surest.
+        """
         if scores is None:
             return needed
         return select.top(
@@ -188,19 +195,21 @@ class Masked(MaskedDecoder):
         call 2   a e _ c _ f _ g      {0, 3, 7}
         call 3   a e b c _ f h g      {2, 6}, and so on
 
-    With order "random" the law of the text is that of ancestral sampling over N steps (MDLM, arXiv 2406.07524; with
-    or without its cache, and of the analytic sampler, whose law is the same under SUBS and a log-linear schedule),
-    without the steps in which nothing happens; "single" is its limit for N to infinity, a position a call. The
-    network does not know the time, so each row keeps its own: a batch takes as many calls as its longest row has
-    groups.
+    With order "random" the law of the text is that of ancestral sampling over N steps (MDLM, arXiv
+    2406.07524; with or without its cache, and of the analytic sampler, whose law is the same under
+    SUBS and a log-linear schedule), without the steps in which nothing happens; "single" is its
+    limit for N to infinity, a position a call. The network does not know the time, so each row
+    keeps its own: a batch takes as many calls as its longest row has groups.
 
-    The orders "confidence" (of the drawn token), "margin" and "entropy" reveal as many positions as the next group
-    holds, but the surest. They change the law: what is written depends on where the network is sure.
+    The orders "confidence" (of the drawn token), "margin" and "entropy" reveal as many positions as
+    the next group holds, but the surest. They change the law: what is written depends on where the
+    network is sure.
 
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
-      confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see `rules.score.shaped`);
-        None is the paper's: raw for "confidence" (LLaDA), filtered for "margin" and "entropy" (Dream).
+      confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see
+        `rules.score.shaped`); None is the paper's: raw for "confidence" (LLaDA), filtered for
+        "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
 
@@ -211,16 +220,19 @@ class Masked(MaskedDecoder):
     def step(
         self, params: Any, state: MaskedState, knobs: MaskedKnobs
     ) -> tuple[MaskedState, UnmaskedInfo]:
-        """One step of MDLM's reverse process from t to s, for each row's next group (arXiv 2406.07524, Eq. 7)."""
+        """One step of MDLM's reverse process from t to s, for each row's next group (arXiv
+        2406.07524, Eq. 7).
+        """
         at = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(at, self.size)
 
-        # x_theta(z_t): one call on the canvas. The denoiser is not told the time, so each row keeps its own.
+        # x_theta(z_t): one call on the canvas. The denoiser is not told the time, so each row keeps
+        # its own.
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
 
-        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in `init`. By score all
-        # open positions compete.
+        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
+        # `init`. By score all open positions compete.
         needed = self.needed(state.groups, open_)
 
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
@@ -244,8 +256,9 @@ def by_chunks(
 ) -> Any:
     """A function of hidden states, at some positions of each row, C at a time.
 
-    How many positions a call reveals is drawn, and the knobs move it, so no shape may depend on it: chunks of a fixed
-    width go as far as the fullest row needs. The largest array is [B, C, V], whatever the canvas.
+    How many positions a call reveals is drawn, and the knobs move it, so no shape may depend on it:
+    chunks of a fixed width go as far as the fullest row needs. The largest array is [B, C, V],
+    whatever the canvas.
 
     Args:
       function: (hidden [B, C, D], slots [B, C]) -> a tree of [B, C, ...].

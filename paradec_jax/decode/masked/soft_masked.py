@@ -1,15 +1,17 @@
-"""The masked sampler made differentiable: revealed tokens that the next calls read as relaxed vectors.
+"""The masked sampler made differentiable: revealed tokens that the next calls read as relaxed
+vectors.
 
-The step is that of `Masked`, with the same keys and so the same tokens. Who is revealed and which token is committed
-stay discrete and carry no gradient; the vector that later calls read of a revealed position does. With l its logits,
-T the temperature, g the Gumbel noise that draws its token y, and E the embedding::
+The step is that of `Masked`, with the same keys and so the same tokens. Who is revealed and which
+token is committed stay discrete and carry no gradient; the vector that later calls read of a
+revealed position does. With l its logits, T the temperature, g the Gumbel noise that draws its
+token y, and E the embedding::
 
     q                   softmax((log softmax(l / T) + g) / tau)      a Gumbel-softmax sample (arXiv 1611.01144)
     soft                q E
     straight_through    sg(E[y] - q E) + q E                         forward E[y], backward q E
 
-So gradients reach the parameters, T and tau through every call after the reveal. Given positions may be vectors
-instead of tokens (`SoftGiven`), and gradients reach those too.
+So gradients reach the parameters, T and tau through every call after the reveal. Given positions
+may be vectors instead of tokens (`SoftGiven`), and gradients reach those too.
 """
 
 import dataclasses
@@ -72,7 +74,8 @@ class SoftMasked(MaskedDecoder):
 
     Attributes:
       order, confidence, chunk: as those of `Masked`.
-      relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
+      relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft"
+        (a mixture).
     """
 
     _: dataclasses.KW_ONLY
@@ -102,7 +105,8 @@ class SoftMasked(MaskedDecoder):
         state = state.spend(out.counts, state.rows.limit)
         needed = self.needed(state.groups, open_)
 
-        # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a softmax of the scores.
+        # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a
+        # softmax of the scores.
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             keys = state.rows.keys

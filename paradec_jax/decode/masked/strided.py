@@ -1,4 +1,6 @@
-"""Texts longer than the denoiser: windows that slide over the canvas, each with the end of the text so far in it."""
+"""Texts longer than the denoiser: windows that slide over the canvas, each with the end of the text
+so far in it.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,7 +23,8 @@ from paradec_jax.decode.rules.windows import window
 
 @dataclasses.dataclass(frozen=True)
 class Strided(MaskedDecoder):
-    """`Masked` in one window after another (MDLM's semi-autoregressive sampler, arXiv 2406.07524, section 5.3).
+    """`Masked` in one window after another (MDLM's semi-autoregressive sampler, arXiv 2406.07524,
+    section 5.3).
 
     ::
 
@@ -30,8 +33,9 @@ class Strided(MaskedDecoder):
         window 1      [c d e f _ _]           W - stride tokens of the text so far, and what is masked
         window 2          [e f g h _ _]
 
-    A window's positions count from its own start, so the text may be longer than the network was built for. The next
-    window opens once every position of this one is revealed; each window has N steps.
+    A window's positions count from its own start, so the text may be longer than the network was
+    built for. The next window opens once every position of this one is revealed; each window has N
+    steps.
 
     Attributes:
       order, confidence: as of `Masked`.
@@ -63,7 +67,9 @@ class Strided(MaskedDecoder):
     def step(
         self, params: Any, state: MaskedState, knobs: MaskedKnobs
     ) -> tuple[MaskedState, UnmaskedInfo]:
-        """One call on the window that holds each row's first masked position, for the window's next group."""
+        """One call on the window that holds each row's first masked position, for the window's next
+        group.
+        """
         width, stride = self.shape
 
         def window_of(position: Array) -> Array:

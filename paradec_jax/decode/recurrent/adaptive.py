@@ -1,4 +1,6 @@
-"""Adaptive computation: each token gets as many recurrences as an exit criterion asks for (arXiv 2502.05171)."""
+"""Adaptive computation: each token gets as many recurrences as an exit criterion asks for (arXiv
+2502.05171).
+"""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -43,7 +45,8 @@ class AdaptiveInfo:
 
     Attributes:
       recurrences: recurrences done, [B].
-      exit_values: what the criterion measured at each check, NaN where it was not asked, [B, steps].
+      exit_values: what the criterion measured at each check, NaN where it was not asked, [B,
+        steps].
     """
 
     recurrences: Int[Array, "B"]
@@ -101,10 +104,11 @@ class ExitLoop:
       kv: keys and values of the window.
       active: rows whose criterion has not fired, [B].
       previous: what the criterion compares with at its next check.
-      read: hidden state of the last real position [B, 1, D], and the coda's keys and values, as each row's last check
-        read them; None where checks look at latents.
+      read: hidden state of the last real position [B, 1, D], and the coda's keys and values, as
+        each row's last check read them; None where checks look at latents.
       checks: checks done by each row, [B].
-      exit_values: what the criterion measured at each check, NaN where it was not asked, [B, steps].
+      exit_values: what the criterion measured at each check, NaN where it was not asked, [B,
+        steps].
     """
 
     index: Int[Array, ""]
@@ -126,16 +130,19 @@ def recur_until_exit(
     depth: int | None,
     may_exit: bool = True,
 ) -> tuple[ExitLoop, Forward]:
-    """Prelude, recurrences of each row until its criterion fires, `depth` of them at most, and coda.
+    """Prelude, recurrences of each row until its criterion fires, `depth` of them at most, and
+    coda.
 
     Args:
       decoder: decoder with a network and a `criterion`.
-      state: rows, of which those that are running take part, and the cache that the window `fed` sees.
+      state: rows, of which those that are running take part, and the cache that the window `fed`
+        sees.
       depth: recurrences at most; the network's default when None.
       may_exit: whether the criterion is asked at all.
 
     Returns:
-      The loop at its end, and what its states read out, the hidden state of the last real position alone.
+      The loop at its end, and what its states read out, the hidden state of the last real position
+      alone.
     """
     network, criterion = decoder.network, CRITERIA[decoder.criterion]
     steps = network.at(depth).recurrence

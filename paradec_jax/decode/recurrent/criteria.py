@@ -1,7 +1,7 @@
 """Exit criteria of adaptive computation: has a token had enough recurrences? (arXiv 2502.05171)
 
-A criterion is a pair of pure functions. `init` gives what the first check compares with; `measure` compares
-and hands on what the next check compares with. All take one value a row.
+A criterion is a pair of pure functions. `init` gives what the first check compares with; `measure`
+compares and hands on what the next check compares with. All take one value a row.
 """
 
 import dataclasses
@@ -21,8 +21,10 @@ class Criterion:
     """A named rule of `CRITERIA`.
 
     Attributes:
-      looks_at: "latent" (raw states [B, W, D] of all positions fed) or "logits" ([B, V] of the last one).
-      init: `(states or logits) -> previous`; receives the initial states, or logits of the right shape.
+      looks_at: "latent" (raw states [B, W, D] of all positions fed) or "logits" ([B, V] of the last
+        one).
+      init: `(states or logits) -> previous`; receives the initial states, or logits of the right
+        shape.
       measure: `(previous, states or logits, valid [B, W]) -> (value [B], previous)`.
       fires: `(value, threshold) -> [B]`.
       threshold: the default threshold.

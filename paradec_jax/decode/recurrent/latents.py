@@ -27,7 +27,9 @@ class LatentKnobs(SamplingKnobs):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecordedLatents(RecordedDraws):
-    """Recorded draws, `states` among them: initial latent of each position at scale 1, for all rows, [P, D]."""
+    """Recorded draws, `states` among them: initial latent of each position at scale 1, for all
+    rows, [P, D].
+    """
 
     states: Float[Array, "P D"] | None = None
 

@@ -1,19 +1,22 @@
 """The wavefront sampler made differentiable: relaxed candidates and soft exits.
 
-The step is that of `Wavefront`. Two of its decisions get something with a gradient beside them; the decisions
-themselves, which token and how many positions are committed, stay discrete and carry none.
+The step is that of `Wavefront`. Two of its decisions get something with a gradient beside them; the
+decisions themselves, which token and how many positions are committed, stay discrete and carry
+none.
 
-**Candidates.** With E the embedding, l a slot's logits, y its token and p = softmax(l / tau), the next slot reads
-the vector ("sg" stops gradients)::
+**Candidates.** With E the embedding, l a slot's logits, y its token and p = softmax(l / tau), the
+next slot reads the vector ("sg" stops gradients)::
 
     straight_through    sg(E[y] - p E) + p E      forward E[y], backward p E
     soft                p E
 
-A committed token keeps the vector it had as a candidate, so gradients reach later tokens through it too.
+A committed token keeps the vector it had as a candidate, so gradients reach later tokens through it
+too.
 
-**Exits.** A slot at age a, whose state moved by the relative distance d, is past its threshold eps_a to the degree
-g; the prefix rule (Eq. 3) makes of it the share m of the slot that is finished in this step, where u_j says
-whether the token that slot j was computed from is still the one predicted::
+**Exits.** A slot at age a, whose state moved by the relative distance d, is past its threshold
+eps_a to the degree g; the prefix rule (Eq. 3) makes of it the share m of the slot that is finished
+in this step, where u_j says whether the token that slot j was computed from is still the one
+predicted::
 
     g_i = sigmoid((log eps_a - log d_i) / gate_temperature)        1 where max_recurrence is reached
     m_i = product of g_j u_j over j <= i                           sum of m: expected number of finished positions
@@ -21,10 +24,11 @@ whether the token that slot j was computed from is still the one predicted::
     staying_i = product of (1 - m_i) over the slot's earlier steps  sum over steps: expected steps of the position
     leaving_i = staying_i m_i, or all of staying_i in the step that commits the slot
 
-Over the steps of a committed position `leaving` sums to 1, so that `sum leaving * loss(state)` is the expected loss
-of the state that leaves and `sum staying` the expected number of steps: a loss may trade one for the other. As
-gate_temperature goes to 0 both become what the discrete sampler does. Nothing is known of states after the commit,
-so a lower threshold is only felt down to the one that commits.
+Over the steps of a committed position `leaving` sums to 1, so that `sum leaving * loss(state)` is
+the expected loss of the state that leaves and `sum staying` the expected number of steps: a loss
+may trade one for the other. As gate_temperature goes to 0 both become what the discrete sampler
+does. Nothing is known of states after the commit, so a lower threshold is only felt down to the one
+that commits.
 """
 
 import dataclasses
@@ -78,7 +82,8 @@ class SoftWavefrontState(WavefrontState):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftWaveInfo(WaveInfo):
-    """The soft side of the newest step, zero in slots that were not in use and in rows that had stopped.
+    """The soft side of the newest step, zero in slots that were not in use and in rows that had
+    stopped.
 
     Attributes:
       staying: share of each slot that did the step, [B, W].
@@ -99,12 +104,14 @@ class SoftWaveInfo(WaveInfo):
 class SoftWavefront(DecoderBase):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
-    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature. A row ends
-    within as many network calls.
+    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any
+    temperature. A row ends within as many network calls.
 
     Attributes:
-      inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.
-      relaxation: "straight_through" or "soft". "soft" mixes tokens that were not drawn, so it must be `greedy`.
+      inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those
+        of `Wavefront`.
+      relaxation: "straight_through" or "soft". "soft" mixes tokens that were not drawn, so it must
+        be `greedy`.
     """
 
     _: dataclasses.KW_ONLY
@@ -161,7 +168,8 @@ class SoftWavefront(DecoderBase):
         distance = jnp.where(wave.in_use, distance, jnp.nan)
         info = SoftWaveInfo(distance, committed, staying, finished, leaving, z, out.hidden)
 
-        # The wave moves on. Slots that nothing predicted, random ones and those after the wave, read their tokens.
+        # The wave moves on. Slots that nothing predicted, random ones and those after the wave,
+        # read their tokens.
         refined = dataclasses.replace(
             wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
         )
@@ -177,7 +185,9 @@ class SoftWavefront(DecoderBase):
     def _predict(
         self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs
     ) -> tuple[Any, ...]:
-        """z, e, what is read out, a token after each slot, its log-probability, and what relaxes its vector."""
+        """z, e, what is read out, a token after each slot, its log-probability, and what relaxes
+        its vector.
+        """
         table = self.network.embedding(params)
         vectors = table[state.wave.tokens] + state.offsets
         z, e, out, logits = waves.refine(self, params, state, knobs, vectors)

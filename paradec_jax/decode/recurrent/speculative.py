@@ -25,8 +25,8 @@ class SpeculativeKnobs(LatentKnobs):
     """Sampling, and how strict the verification is.
 
     Attributes:
-      accept_threshold: at 1 or more, a drafted token must be the verifier's argmax; below, its probability must
-        reach this share of the largest.
+      accept_threshold: at 1 or more, a drafted token must be the verifier's argmax; below, its
+        probability must reach this share of the largest.
     """
 
     accept_threshold: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
@@ -44,9 +44,10 @@ class SpeculativeInfo:
 class SelfSpeculative(DecoderBase):
     """Drafts `lookahead` tokens with few recurrences, verifies them in one call with many.
 
-    A round commits the accepted drafts and, after a rejection, the verifier's own token; there is no bonus token
-    where all drafts are accepted. With greedy sampling and a cache of one slot a recurrence the output is that of
-    static decoding. When sampling, verification by argmax does not preserve the distribution.
+    A round commits the accepted drafts and, after a rejection, the verifier's own token; there is
+    no bonus token where all drafts are accepted. With greedy sampling and a cache of one slot a
+    recurrence the output is that of static decoding. When sampling, verification by argmax does not
+    preserve the distribution.
 
     A row of n new tokens ends within 1 + (n - 1) (L + 1) network calls.
 
@@ -55,7 +56,8 @@ class SelfSpeculative(DecoderBase):
       prefill_recurrence: r of the prompt; that of verification when None.
       draft_recurrence: r of a draft.
       lookahead: L, drafts a round.
-      continuous: start each call from the latent (after the final norm) of the call before it (lookahead 1 only).
+      continuous: start each call from the latent (after the final norm) of the call before it
+        (lookahead 1 only).
     """
 
     _: dataclasses.KW_ONLY
@@ -88,7 +90,8 @@ class SelfSpeculative(DecoderBase):
         # Few recurrences a token: L drafts, one after the other.
         drafts, cache, spent = self._draft(params, state, knobs)
 
-        # Many recurrences, all drafts at once: what the deep network predicts after each token but the last draft.
+        # Many recurrences, all drafts at once: what the deep network predicts after each token but
+        # the last draft.
         fed = jnp.concatenate([rows.newest[0], drafts[:, :-1]], axis=1)
         positions = cached[:, None] + jnp.arange(self.lookahead)
         start = network.latents(cache, positions)
@@ -98,7 +101,8 @@ class SelfSpeculative(DecoderBase):
         cache = network.write(cache, out.kv, write_after_read(cached, verified))
         cache = self._carry(params, cache, latents[:, -1:], cached + 1)
 
-        # A draft is accepted that is its most probable token or, below a threshold of 1, nearly as probable.
+        # A draft is accepted that is its most probable token or, below a threshold of 1, nearly as
+        # probable.
         near = jnp.log(knobs.accept_threshold) + jnp.max(
             jax.nn.log_softmax(logits, axis=-1), axis=-1
         )
@@ -119,7 +123,9 @@ class SelfSpeculative(DecoderBase):
     def _draft(
         self, params: Any, state: CachedState, knobs: SpeculativeKnobs
     ) -> tuple[Int[Array, "B L"], Any, Counts]:
-        """L tokens one after the other, and what they cost; verification overwrites their keys and values."""
+        """L tokens one after the other, and what they cost; verification overwrites their keys and
+        values.
+        """
         rows, network = state.rows, self.network.at(self.draft_recurrence)
         first, position = rows.newest
 
@@ -141,7 +147,9 @@ class SelfSpeculative(DecoderBase):
     def _carry(
         self, params: Any, cache: Any, latent: Float[Array, "B 1 D"], at: Int[Array, "B"]
     ) -> Any:
-        """The cache in which the next call at position `at` starts from this latent, where it is carried on."""
+        """The cache in which the next call at position `at` starts from this latent, where it is
+        carried on.
+        """
         if not self.continuous:
             return cache
         return self.network.start_from(cache, self.network.normalise(params, latent), at)

@@ -17,8 +17,8 @@ class Static(DecoderBase):
     Attributes:
       recurrence: r, recurrences a token; the network's when None.
       prefill_recurrence: r of the prompt; that of a token when None.
-      continuous: each new position starts from the latent (after the final norm) of the one before it instead of a
-        random one ("continuous compute", arXiv 2502.05171).
+      continuous: each new position starts from the latent (after the final norm) of the one before
+        it instead of a random one ("continuous compute", arXiv 2502.05171).
     """
 
     _: dataclasses.KW_ONLY

@@ -1,4 +1,5 @@
-"""The window of a wave: what its slots hold, and how it begins, is refined and moves on (arXiv 2510.14961, Eq. 1, 2).
+"""The window of a wave: what its slots hold, and how it begins, is refined and moves on (arXiv
+2510.14961, Eq. 1, 2).
 
 Slot i of a row is position `length - 1 + i`; slot 0 is the newest committed token::
 
@@ -6,8 +7,8 @@ Slot i of a row is position `length - 1 + i`; slot 0 is the newest committed tok
              [ newest     ][ converged     ][ still moving    ][ not in use   ]
     tokens   committed      to be committed   drafts             unused
 
-This is the wave within a step; slots whose tokens are committed leave at its end. Unlike Algorithm 2 the prompt is
-read beforehand, and fresh slots get no momentum from an older embedding.
+This is the wave within a step; slots whose tokens are committed leave at its end. Unlike Algorithm
+2 the prompt is read beforehand, and fresh slots get no momentum from an older embedding.
 """
 
 import dataclasses
@@ -40,16 +41,19 @@ BUCKETS = (2, 8, 32)
 class WavefrontKnobs(LatentKnobs):
     """Sampling, and how the wave moves. Defaults of epsilon, eta and beta are the paper's.
 
-    The first three may be schedules: an array [K] holds one value for each age of a slot, the steps that it has done
-    before the one at hand, K - 1 at most. A number holds at every age.
+    The first three may be schedules: an array [K] holds one value for each age of a slot, the steps
+    that it has done before the one at hand, K - 1 at most. A number holds at every age.
 
     Attributes:
-      exit_threshold: epsilon, below which the relative change of a converged state lies; at infinity all converge.
-      momentum: eta of the average of the conditioning e over steps; a slot of age 0 has nothing to average with.
+      exit_threshold: epsilon, below which the relative change of a converged state lies; at
+        infinity all converge.
+      momentum: eta of the average of the conditioning e over steps; a slot of age 0 has nothing to
+        average with.
       noise: beta, share of fresh noise in the states before each step.
       max_wavefront: positions in use at most; None for the compiled window, which bounds them.
-      max_recurrence: recurrences after which a position counts as converged, since some states never settle. They are
-        counted from where it was opened or last started again; None for no bound.
+      max_recurrence: recurrences after which a position counts as converged, since some states
+        never settle. They are counted from where it was opened or last started again; None for no
+        bound.
     """
 
     exit_threshold: Scheduled = 0.03
@@ -63,7 +67,9 @@ class WavefrontKnobs(LatentKnobs):
     )
 
     def still(self, distance: Float[Array, "B W"], age: Int[Array, "B W"]) -> Bool[Array, "B W"]:
-        """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
+        """Whether each slot's relative change is below its threshold; below infinity all are, NaN
+        too.
+        """
         threshold = at_age(self.exit_threshold, age)
         return (distance < threshold) | jnp.isposinf(threshold)
 
@@ -116,7 +122,8 @@ class WavefrontState(CachedState):
     Attributes:
       wave: the window, which begins with the newest committed token.
       steps: steps done by each row, [B].
-      fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with a headway of one.
+      fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with
+        a headway of one.
     """
 
     wave: Wave
@@ -130,9 +137,11 @@ class WavefrontState(CachedState):
 
 
 def begin(decoder: Any, params: Any, request: Request, knobs: Any) -> WavefrontState:
-    """The first wave, once the prompts are read: the newest token, and with a headway as many random ones.
+    """The first wave, once the prompts are read: the newest token, and with a headway as many
+    random ones.
 
-    With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
+    With a headway of one nothing is drawn: the second position is opened once the first predicts
+    its token.
     """
     network, width = decoder.network, decoder.window
     latents = initial_latents(request, knobs)
@@ -159,11 +168,13 @@ def begin(decoder: Any, params: Any, request: Request, knobs: Any) -> WavefrontS
 def on_narrowest(
     decoder: Any, state: Any, predict: Callable[[Any], tuple[Any, Any, Counts]]
 ) -> tuple[Any, Any, Counts]:
-    """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot hangs on later ones.
+    """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot
+    hangs on later ones.
 
-    Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the step, for something
-    of every width would be kept. `predict` takes the state with the first w slots of its wave, and returns a tree of
-    [B, w, ...], keys and values, and counts. In the result slots after the width are zero.
+    Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the
+    step, for something of every width would be kept. `predict` takes the state with the first w
+    slots of its wave, and returns a tree of [B, w, ...], keys and values, and counts. In the result
+    slots after the width are zero.
     """
 
     def on(width: int) -> tuple[Any, Any, Counts]:
@@ -186,13 +197,16 @@ def on_narrowest(
 def refine(
     decoder: Any, params: Any, state: WavefrontState, knobs: WavefrontKnobs, inputs: Array
 ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Forward, Float[Array, "B W V"]]:
-    """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read out, and the logits."""
+    """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read out,
+    and the logits.
+    """
     network, wave, at = decoder.network, state.wave, state.cached
     positions = at[:, None] + jnp.arange(wave.tokens.shape[1])
     view = network.view(positions, Prefix(state.cache, at))
     age = wave.recurrences // decoder.inner_recurrence
 
-    # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot has no e_old.
+    # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot
+    # has no e_old.
     e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
     eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(
         e.dtype
@@ -226,10 +240,11 @@ def mix_noise(
     schedule: str,
     mixing: str,
 ) -> Float[Array, "B W D"]:
-    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` where `mixing` is "sqrt" (arXiv 2510.14961, Eq. 2).
+    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` where `mixing` is "sqrt" (arXiv 2510.14961,
+    Eq. 2).
 
-    g is drawn like initial states. b is the share beta, one for all or one a position; where `schedule` is
-    "dampened", it is `beta / (1 + n)` after n recurrences.
+    g is drawn like initial states. b is the share beta, one for all or one a position; where
+    `schedule` is "dampened", it is `beta / (1 + n)` after n recurrences.
     """
     share = at_least_float32(jnp.asarray(share))
     if schedule == "dampened":
@@ -244,7 +259,9 @@ def mix_noise(
 def move(
     decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: Any
 ) -> Any:
-    """The state in which committed slots have left the wave, others stay, and `headway` fresh ones follow them."""
+    """The state in which committed slots have left the wave, others stay, and `headway` fresh ones
+    follow them.
+    """
     rows, wave, slot = state.rows, state.wave, jnp.arange(decoder.window)
     kept = (wave.active - committed)[:, None]
     # Each slot's token is what the slot before it predicts.

@@ -1,8 +1,9 @@
-"""The wavefront sampler of recurrent-depth models as the paper states it (arXiv 2510.14961, Algorithm 2 and Eq. 3).
+"""The wavefront sampler of recurrent-depth models as the paper states it (arXiv 2510.14961,
+Algorithm 2 and Eq. 3).
 
-Instead of finishing a token before the next one starts, every step refines the latent states of a whole window by a
-few recurrences, reads out a token for each, and opens new positions after them. Positions are committed in order,
-once their states have stopped moving. `wave` draws the window.
+Instead of finishing a token before the next one starts, every step refines the latent states of a
+whole window by a few recurrences, reads out a token for each, and opens new positions after them.
+Positions are committed in order, once their states have stopped moving. `wave` draws the window.
 """
 
 import dataclasses
@@ -40,22 +41,23 @@ class WaveInfo:
 class Wavefront(DecoderBase):
     """Refines a window of latent states and commits its converged prefix.
 
-    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
-    recurrences maybe never.
+    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a
+    bound on recurrences maybe never.
 
     Attributes:
       inner_recurrence: r', recurrences of a step.
       window: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
       headway: positions opened a step; those after the first start from random tokens.
-      warm_start: whether a position keeps its state when its input token or one before it changes, as in the paper.
-        Otherwise it starts again. With exits at every step, and a prompt that was read at r', the wave is then Jacobi
+      warm_start: whether a position keeps its state when its input token or one before it changes,
+        as in the paper. Otherwise it starts again. With exits at every step, and a prompt that was
+        read at r', the wave is then Jacobi
         decoding: it writes what static decoding at r = r' writes.
       prefill_recurrence: r of the prompt; the network's default when None.
-      noise_schedule: share of noise: "dampened" (`beta / (1 + n)` after n recurrences of a slot, as the release has
-        it; the paper's falls linearly) or "constant" (beta).
+      noise_schedule: share of noise: "dampened" (`beta / (1 + n)` after n recurrences of a slot, as
+        the release has it; the paper's falls linearly) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
-      buckets: narrower widths that are compiled too; the narrowest that holds every row's wave runs. None is 2, 8 and
-        32, as far as they are at most a third of the window.
+      buckets: narrower widths that are compiled too; the narrowest that holds every row's wave
+        runs. None is 2, 8 and 32, as far as they are at most a third of the window.
     """
 
     _: dataclasses.KW_ONLY
@@ -93,16 +95,18 @@ class Wavefront(DecoderBase):
         (z, e, tokens, log_probs), kv, counts = waves.on_narrowest(self, state, predict)
         cache = self.network.write(state.cache, kv, write_after_read(state.cached, tokens))
 
-        # k* by Eq. 3: a position is final when its state and those of all before it have stopped moving. Not in the
-        # paper: the token it was computed from must still be the one its predecessor predicts, so that the keys that
-        # are stored are its own; and `max_recurrence` ends the wait.
+        # k* by Eq. 3: a position is final when its state and those of all before it have stopped
+        # moving. Not in the paper: the token it was computed from must still be the one its
+        # predecessor predicts, so that the keys that are stored are its own; and `max_recurrence`
+        # ends the wait.
         distance = score.latent_change(z, wave.states)
         converged = knobs.still(distance, wave.recurrences // inner) | knobs.overdue(
             wave.recurrences + inner
         )
         final = select.leading_run(converged & wave.agrees(tokens) & wave.in_use)
 
-        # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed (the release: those fed there).
+        # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed (the release:
+        # those fed there).
         rows = state.rows.spend(counts, wave.active).commit(tokens, final, log_probs)
         info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), rows.length - state.rows.length)
 

@@ -1,8 +1,9 @@
-"""The draw of the released programs of masked diffusion: an exponential race of a whole vocabulary, mask and all.
+"""The draw of the released programs of masked diffusion: an exponential race of a whole vocabulary,
+mask and all.
 
-The mask's column decides whether a position is revealed. In float32 E is 2^-24 or more, so tokens of small
-probability lose to the mask more often than they should (arXiv 2409.02908): with many steps it acts like a lower
-temperature.
+The mask's column decides whether a position is revealed. In float32 E is 2^-24 or more, so tokens
+of small probability lose to the mask more often than they should (arXiv 2409.02908): with many
+steps it acts like a lower temperature.
 """
 
 import jax.numpy as jnp

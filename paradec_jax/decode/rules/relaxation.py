@@ -21,11 +21,13 @@ def relaxed(
     temperature: Float[Array, ""] | float,
     relaxation: str,
 ) -> Float[Array, "B W D"]:
-    """What is added to the vector `E[y]` of each token: `x = p E - E[y]`, or `x - sg(x)` for "straight_through".
+    """What is added to the vector `E[y]` of each token: `x = p E - E[y]`, or `x - sg(x)` for
+    "straight_through".
 
     Args:
       table: E, the vector of each token.
-      logits: l, of which p = softmax(l / temperature); with Gumbel noise in them, p is a Gumbel-softmax sample.
+      logits: l, of which p = softmax(l / temperature); with Gumbel noise in them, p is a
+        Gumbel-softmax sample.
       tokens: y.
       temperature: tau.
       relaxation: one of `RELAXATIONS`.
@@ -45,7 +47,8 @@ def noisy(
     greedy: bool = False,
     step: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B W V"]:
-    """The scores whose greatest is the token that `sampling.sample` draws: `log p + g`, the logits at temperature 0.
+    """The scores whose greatest is the token that `sampling.sample` draws: `log p + g`, the logits
+    at temperature 0.
 
     With `greedy` nothing is drawn, whatever the temperature.
     """

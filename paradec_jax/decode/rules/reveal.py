@@ -1,8 +1,10 @@
-"""Which positions of a canvas a call reveals: pure functions from scores and schedules to Bool[B, W].
+"""Which positions of a canvas a call reveals: pure functions from scores and schedules to Bool[B,
+W].
 
-`open_` marks masked positions that may be revealed; no rule touches another one. The lower position wins a tie.
-Scores are those of `rules.score`, higher is surer, NaN the least sure. Rules combine: at most ten, the surest of
-those above a threshold, are `select.top(scores, threshold(scores, open_, 0.9), 10)`.
+`open_` marks masked positions that may be revealed; no rule touches another one. The lower position
+wins a tie. Scores are those of `rules.score`, higher is surer, NaN the least sure. Rules combine:
+at most ten, the surest of those above a threshold, are `select.top(scores, threshold(scores, open_,
+0.9), 10)`.
 """
 
 import jax.numpy as jnp
@@ -21,7 +23,8 @@ def threshold(
     strict: bool = False,
     best: Bool[Array, "B"] | bool = True,
 ) -> Bool[Array, "B W"]:
-    """Open positions whose score reaches the bound, and the best open one (Fast-dLLM, arXiv 2505.22618).
+    """Open positions whose score reaches the bound, and the best open one (Fast-dLLM, arXiv
+    2505.22618).
 
     ::
 
@@ -33,7 +36,8 @@ def threshold(
     Args:
       bound: the threshold, or one of each row.
       strict: scores must exceed the bound (D2F, arXiv 2508.09192), instead of reach it.
-      best: rows that reveal their best open position even where it fails. A loop over the others may stand still.
+      best: rows that reveal their best open position even where it fails. A loop over the others
+        may stand still.
     """
     surest = select.top(scores, open_, jnp.broadcast_to(best, scores.shape[:1]).astype(jnp.int32))
     return surest | (open_ & (scores > bound if strict else scores >= bound))
@@ -42,7 +46,8 @@ def threshold(
 def factor(
     scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
 ) -> Bool[Array, "B W"]:
-    """The best open positions as long as `c_r >= 1 - f / (r + 1)`, and the best one (Fast-dLLM, arXiv 2505.22618).
+    """The best open positions as long as `c_r >= 1 - f / (r + 1)`, and the best one (Fast-dLLM,
+    arXiv 2505.22618).
 
     ::
 
@@ -63,7 +68,8 @@ def factor(
 def entropy_budget(
     entropies: Float[Array, "B W"], open_: Bool[Array, "B W"], budget: Float[Array, ""] | float
 ) -> Bool[Array, "B W"]:
-    """The open positions of lowest entropy as long as their sum stays below the budget, and the lowest one.
+    """The open positions of lowest entropy as long as their sum stays below the budget, and the
+    lowest one.
 
     ::
 
@@ -84,7 +90,8 @@ def share(
     calls: Int[Array, "B"] | Int[Array, ""] | int,
     call: Int[Array, "B"] | int,
 ) -> Int[Array, "B"]:
-    """How many of `total` positions call `call` (from 0) of `calls` reveals; the first ones take one more (LLaDA).
+    """How many of `total` positions call `call` (from 0) of `calls` reveals; the first ones take
+    one more (LLaDA).
 
     ::
 

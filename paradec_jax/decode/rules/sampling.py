@@ -26,7 +26,8 @@ def is_hot(temperature: Any) -> Bool[Array, ""]:
 def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
     """`(logits - their maximum) / temperature` in at least float32; at temperature 0 divided by 1.
 
-    The softmax is that of `logits / temperature`, however small the temperature is; one below 1e-6 is 0.
+    The softmax is that of `logits / temperature`, however small the temperature is; one below 1e-6
+    is 0.
     """
     return divided(logits, jnp.where(is_hot(temperature), temperature, 1.0))
 
@@ -34,7 +35,8 @@ def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array,
 def divided(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
     """As `tempered`, but without a coldest temperature; 0 is the smallest number above it."""
     logits = at_least_float32(logits)
-    # A compiler may fuse x / T - max(x / T), and what one of the two was rounded by then remains. 0 / T is 0.
+    # A compiler may fuse x / T - max(x / T), and what one of the two was rounded by then remains. 0
+    # / T is 0.
     most = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     return (logits - most) / jnp.maximum(temperature, TINY)
 
@@ -46,7 +48,8 @@ def penalised(
     before: Int[Array, "B W K"],
     penalty: Any,
 ) -> Float[Array, "B W V"]:
-    """The logits, those of tokens that occur divided by the penalty where positive, else multiplied by it.
+    """The logits, those of tokens that occur divided by the penalty where positive, else multiplied
+    by it.
 
     Args:
       text, lengths: rows, and how many of their tokens count.
@@ -79,11 +82,11 @@ def filtered_probabilities(
 ) -> Float[Array, "*shape V"]:
     """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised.
 
-    Each filter works on what the one before left, without renormalising in between. The rules of top-p
-    differ in the token that crosses the threshold: "keep" keeps it, so that the smallest set of at least that mass
-    stays; "drop" removes it (Huginn's release), but never the most probable token. "drop-renormalised" and
-    "keep-renormalised" renormalise first what top-k left (the serving engine of Jacobi Forcing, which accepts a draft
-    x when u < p(x); SDAR and transformers).
+    Each filter works on what the one before left, without renormalising in between. The rules of
+    top-p differ in the token that crosses the threshold: "keep" keeps it, so that the smallest set
+    of at least that mass stays; "drop" removes it (Huginn's release), but never the most probable
+    token. "drop-renormalised" and "keep-renormalised" renormalise first what top-k left (the
+    serving engine of Jacobi Forcing, which accepts a draft x when u < p(x); SDAR and transformers).
     """
     vocab = logits.shape[-1]
     probs = jax.nn.softmax(tempered(logits, knobs.temperature), axis=-1)
@@ -112,7 +115,8 @@ def filtered_probabilities(
             return probs
         return probs / jnp.sum(probs, axis=-1, keepdims=True)
 
-    # Three sorts of the vocabulary, at every position drawn: only where one of the two filters is set.
+    # Three sorts of the vocabulary, at every position drawn: only where one of the two filters is
+    # set.
     probs = lax.cond(
         (jnp.asarray(top_k) < vocab) | (jnp.asarray(knobs.top_p) < 1),
         most_probable,
@@ -126,7 +130,9 @@ def filtered_probabilities(
 def filtered_logits(
     logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str
 ) -> Float[Array, "*shape V"]:
-    """The logarithm of `filtered_probabilities`; a token that the filters took away has no share and no gradient."""
+    """The logarithm of `filtered_probabilities`; a token that the filters took away has no share
+    and no gradient.
+    """
     probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
     some = probs > 0
     return jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)
@@ -147,14 +153,17 @@ def inverse_cdf(
 
 
 def draw(probs: Float[Array, "B W V"], keys: Array) -> Int[Array, "B W"]:
-    """One token of each distribution, with one key each: `argmax(log p + g)`, g Gumbel noise in float32."""
+    """One token of each distribution, with one key each: `argmax(log p + g)`, g Gumbel noise in
+    float32.
+    """
     return jnp.argmax(jnp.log(probs) + gumbel(keys, probs.shape[-1]), axis=-1).astype(jnp.int32)
 
 
 def gumbel(keys: Array, vocab: int) -> Float[Array, "B W V"]:
     """Gumbel noise of a vocabulary for each key, in float32, exact far up its tail.
 
-    That of 23 random bits ends at 15.9, so that tokens of a probability below 1e-7 would never be drawn.
+    That of 23 random bits ends at 15.9, so that tokens of a probability below 1e-7 would never be
+    drawn.
     """
     return jax.vmap(
         jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32, mode="high"))
@@ -172,16 +181,18 @@ def sample(
     purpose: Purpose = Purpose.TOKEN,
     step: Int[Array, "B"] | None = None,
 ) -> Int[Array, "B W"]:
-    """Draws the token of each position with Gumbel noise, `argmax(log p + g)`; temperature 0 is argmax.
+    """Draws the token of each position with Gumbel noise, `argmax(log p + g)`; temperature 0 is
+    argmax.
 
-    The noise belongs to the position, not to the step: a decoder that revises a position sees the same noise
-    each time, so its candidate settles once the logits do, and every decoder draws the same token from the
-    same logits.
+    The noise belongs to the position, not to the step: a decoder that revises a position sees the
+    same noise each time, so its candidate settles once the logits do, and every decoder draws the
+    same token from the same logits.
 
     Args:
       logits, positions: scores and absolute positions of the tokens to be drawn.
       keys: one key a row.
-      uniforms: recorded numbers by position, used through the inverse cumulative distribution in place of noise.
+      uniforms: recorded numbers by position, used through the inverse cumulative distribution in
+        place of noise.
       top_p_rule: see `filtered_probabilities`.
       step: sampler step of each row, for decoders that draw a position anew in every step.
     """

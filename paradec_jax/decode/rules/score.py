@@ -1,7 +1,8 @@
 """How sure a position is: pure functions from logits or latents to one number a position.
 
-`score` and `select` together say which positions are finished; every decoder shares them. All numbers are
-at least float32. `shaped` gives the logits of the distribution that a paper's confidence is taken from.
+`score` and `select` together say which positions are finished; every decoder shares them. All
+numbers are at least float32. `shaped` gives the logits of the distribution that a paper's
+confidence is taken from.
 """
 
 import functools
@@ -44,7 +45,9 @@ def shaped(
 
 
 def check_confidence(decoder: Any) -> None:
-    """Refuses a field `confidence` that is neither None nor one of `CONFIDENCES`. Raises ValueError."""
+    """Refuses a field `confidence` that is neither None nor one of `CONFIDENCES`. Raises
+    ValueError.
+    """
     if decoder.confidence is not None:
         check_words(decoder, confidence=CONFIDENCES)
 
@@ -108,7 +111,9 @@ def kl_divergence(
 def min_p_log_probs(
     logits: Float[Array, "*shape V"], floor: float = 0.1
 ) -> Float[Array, "*shape V"]:
-    """Log-probabilities after every one below `floor * max` was set to 1/V and all were renormalised."""
+    """Log-probabilities after every one below `floor * max` was set to 1/V and all were
+    renormalised.
+    """
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     low = probs < floor * jnp.max(probs, axis=-1, keepdims=True)
     probs = jnp.where(low, 1.0 / logits.shape[-1], probs)

@@ -1,7 +1,7 @@
 """Which positions of a window qualify, given a score for each: pure functions on [B, W].
 
-All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be chosen. NaN is the
-lowest score, but `top` takes it before a position that is not open.
+All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be
+chosen. NaN is the lowest score, but `top` takes it before a position that is not open.
 """
 
 import jax.numpy as jnp
@@ -39,7 +39,8 @@ def first(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int) -> Bool[Array
 def top(
     scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
 ) -> Bool[Array, "B W"]:
-    """The `count` open positions of highest score, whatever the scores are: none for 0, all where there are fewer.
+    """The `count` open positions of highest score, whatever the scores are: none for 0, all where
+    there are fewer.
 
     ::
 
@@ -55,7 +56,8 @@ def top(
 def best(scores: Float[Array, "B V"], count: int) -> Int[Array, "B count"]:
     """The indices of the `count` highest scores, the highest first.
 
-    By maxima, which sharded rows have by themselves: XLA gathers the scores of all rows for `top_k`.
+    By maxima, which sharded rows have by themselves: XLA gathers the scores of all rows for
+    `top_k`.
     """
     index, chosen = jnp.arange(scores.shape[-1]), []
     for _ in range(count):

@@ -1,7 +1,8 @@
-"""The parameterisation SUBS (Sahoo et al. 2024, arXiv 2406.07524): no token is the mask, known tokens stay.
+"""The parameterisation SUBS (Sahoo et al. 2024, arXiv 2406.07524): no token is the mask, known
+tokens stay.
 
-The mask's column is lowered by a finite number: its probability is exactly 0 in float32, and products such as
-`p (log p - log q)` stay finite there.
+The mask's column is lowered by a finite number: its probability is exactly 0 in float32, and
+products such as `p (log p - log q)` stay finite there.
 """
 
 from typing import Any
@@ -16,7 +17,9 @@ RULED_OUT = -1e6
 
 
 def without_mask(logits: Float[Array, "*shape V"], mask: Any) -> Float[Array, "*shape V"]:
-    """Scores in at least float32, the mask's column `mask` lowered by a million; -inf there if it is not finite."""
+    """Scores in at least float32, the mask's column `mask` lowered by a million; -inf there if it
+    is not finite.
+    """
     logits = at_least_float32(logits)
     lowered = jnp.where(jnp.isfinite(logits), logits + RULED_OUT, -jnp.inf)
     return jnp.where(jnp.arange(logits.shape[-1]) == mask, lowered, logits)
@@ -25,7 +28,8 @@ def without_mask(logits: Float[Array, "*shape V"], mask: Any) -> Float[Array, "*
 def subs(
     logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"], mask: Any
 ) -> Float[Array, "*shape V"]:
-    """Log-probabilities of the clean tokens, given the canvas `tokens` that a denoiser read, in at least float32.
+    """Log-probabilities of the clean tokens, given the canvas `tokens` that a denoiser read, in at
+    least float32.
 
     ::
 

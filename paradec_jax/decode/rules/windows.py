@@ -18,7 +18,9 @@ def window(
 def shift(
     x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int | None = None
 ) -> Shaped[Array, "B W *rest"]:
-    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros after the last."""
+    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros after the
+    last.
+    """
     slots = x.shape[1]
     room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
     return window(room, jnp.minimum(by, slots), slots if width is None else width)
@@ -68,7 +70,8 @@ def last_of(hidden: Shaped[Array, "B P D"], lengths: Int[Array, "B"]) -> Shaped[
 def write_after_read(at: Int[Array, "B"], tokens: Int[Array, "B W"]) -> Int[Array, "B"]:
     """`at`, made to depend on tokens that were computed from the cache.
 
-    A write at `at` then comes after every read of the old cache, so XLA updates it in place; otherwise it copies
-    the whole cache, twice a step. Token ids are never negative, which XLA does not know, so nothing changes.
+    A write at `at` then comes after every read of the old cache, so XLA updates it in place;
+    otherwise it copies the whole cache, twice a step. Token ids are never negative, which XLA does
+    not know, so nothing changes.
     """
     return at - jnp.minimum(jnp.min(tokens, axis=1), 0)
