@@ -178,6 +178,7 @@ class ReleasedWavefront(DecoderBase):
     ) -> Refined:
         """Prelude and momentum, noise, r' recurrences, a token for each slot."""
         network = self.network
+        widths = widths_of(self.window, self.headway, self.buckets, self.bounded)
 
         def predict(narrow: ReleasedWavefrontState) -> tuple[Any, Any, Counts]:
             positions = narrow.wave.positions
@@ -191,7 +192,7 @@ class ReleasedWavefront(DecoderBase):
             logits = network.logits(params, out.hidden)
             return (e, z, self._draw(logits, positions + 1, narrow, knobs)), out.kv, out.counts
 
-        (e, z, predicted), kv, counts = on_narrowest(self, state, predict)
+        (e, z, predicted), kv, counts = on_narrowest(self.network, widths, state, predict)
         return Refined(e, z, kv, counts, predicted)
 
     def advance(

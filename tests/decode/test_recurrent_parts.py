@@ -92,12 +92,12 @@ def network() -> Any:
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_wave_moves_on_and_opens(warm):
-    decoder = types.SimpleNamespace(window=5, headway=2, warm_start=warm, network=network())
+    decoder = types.SimpleNamespace(window=5, headway=2, network=network())
     rows = types.SimpleNamespace(done=jnp.array([False, False]), length=jnp.array([7, 6]))
     predicted = jnp.array([[11, 12, 22, 0, 0], [16, 31, 32, 33, 0]])
     state = Stands(rows, wave(), fill=jnp.full((2, 12), 40))
     knobs = types.SimpleNamespace(max_wavefront=4)
-    moved = waves.move(decoder, state, jnp.array([2, 1]), predicted, knobs)
+    moved = waves.WaveDecoder.move(decoder, state, jnp.array([2, 1]), predicted, knobs, warm)
     assert moved.wave.active.tolist() == [3, 4] and moved.steps.tolist() == [1, 1]
     # The first new slot has a prediction, the ones after it do not.
     assert moved.wave.tokens.tolist() == [[12, 22, 40, 40, 40], [16, 31, 32, 33, 40]]
@@ -127,13 +127,13 @@ def test_a_wave_says_which_slots_were_computed_from_what_is_predicted():
 )
 def test_the_narrowest_width_that_holds_the_running_waves(running, options, width):
     choices = {"window": 5, "headway": 1, "buckets": (3, 2, 9), "bounded": False, **options}
-    decoder = types.SimpleNamespace(network=network(), **choices)
+    widths = waves.widths_of(**choices)
     state = Stands(types.SimpleNamespace(done=~jnp.array(running)), wave())
 
     def predict(narrow):
         return (narrow.wave.tokens, None), narrow.wave.tokens, {"n": jnp.zeros(2)}
 
-    (tokens, nothing), kv, _ = waves.on_narrowest(decoder, state, predict)
+    (tokens, nothing), kv, _ = waves.on_narrowest(network(), widths, state, predict)
     want = np.where(np.arange(5) < width, wave().tokens, 0)
     np.testing.assert_array_equal(tokens, want)
     np.testing.assert_array_equal(kv, want)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded
@@ -35,7 +36,12 @@ INFO: Record = lambda state, info: info  # noqa: E731  what the step says of its
 
 
 def run(
-    decoder: Any, params: Any, request: Request, knobs: Any = None, *, max_steps: int | None = None
+    decoder: DecoderBase,
+    params: Any,
+    request: Request,
+    knobs: Any = None,
+    *,
+    max_steps: int | None = None,
 ) -> Decoded:
     """Decodes until every row has stopped (or `max_steps` steps are done), in one compiled loop.
 
@@ -56,7 +62,7 @@ def run(
 
 
 def checked(
-    decoder: Any, params: Any, request: Request, knobs: Any
+    decoder: DecoderBase, params: Any, request: Request, knobs: Any
 ) -> tuple[jax.sharding.Mesh | None, Request, Any]:
     """The mesh of a call, its request and its knobs as its program takes them; raises ValueError as
     `run` does.
@@ -68,21 +74,21 @@ def checked(
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_run(
-    decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any
+    decoder: DecoderBase, params: Any, request: Request, knobs: Any, max_steps: Any
 ) -> Decoded:
     """The program behind `run`, without its checks."""
     state = _begin(decoder, params, request, knobs)
     return decoder.finish(_while_running(decoder, params, state, knobs, max_steps)[0])
 
 
-def _begin(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
+def _begin(decoder: DecoderBase, params: Any, request: Request, knobs: Any) -> Any:
     """The state after the prompt; on a mesh by rows, as the prompt was read."""
     batch = request.batch
     return placed(decoder.init(params, placed(request, batch), knobs), batch)
 
 
 def _while_running(
-    decoder: Any, params: Any, state: Any, knobs: Any, most: Any, info: Any = None
+    decoder: DecoderBase, params: Any, state: Any, knobs: Any, most: Any, info: Any = None
 ) -> tuple[Any, Any, Any]:
     """The state after at most `most` steps, how many there were, and the newest info where one is
     given to begin.
@@ -101,7 +107,7 @@ def _while_running(
 
 
 def trace(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     request: Request,
     knobs: Any = None,
@@ -123,7 +129,7 @@ def trace(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def compiled_trace(
-    decoder: Any, record: Record, n: int, params: Any, request: Request, knobs: Any
+    decoder: DecoderBase, record: Record, n: int, params: Any, request: Request, knobs: Any
 ) -> tuple[Decoded, Any]:
     """The program behind `trace`, without its checks."""
 
@@ -136,7 +142,7 @@ def compiled_trace(
 
 
 def rollout(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     request: Request,
     knobs: Any = None,
@@ -183,7 +189,7 @@ def rollout(
 
 
 def stream(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     request: Request,
     knobs: Any = None,
@@ -234,19 +240,21 @@ start = jax.jit(_begin, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _interrupt(decoder: Any, state: Any, rows: Any) -> Any:
+def _interrupt(decoder: DecoderBase, state: Any, rows: Any) -> Any:
     """The state after rows [B] have been stopped from outside."""
     return placed(decoder.interrupt(state, rows))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def finish(decoder: Any, state: Any) -> Decoded:
+def finish(decoder: DecoderBase, state: Any) -> Decoded:
     """The result so far, `decoder.finish(state)` in one program."""
     return decoder.finish(state)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+def advance(
+    decoder: DecoderBase, params: Any, state: Any, knobs: Any, count: Any
+) -> tuple[Any, Any]:
     """The state after at most `count` steps, and how many there were."""
     state, did, _ = _while_running(decoder, params, state, knobs, count)
     return placed(state), did
@@ -254,7 +262,7 @@ def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tu
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advance_with_info(
-    decoder: Any, params: Any, state: Any, knobs: Any, count: Any
+    decoder: DecoderBase, params: Any, state: Any, knobs: Any, count: Any
 ) -> tuple[Any, Any]:
     """As `advance`, with the newest step's info in place of the number; zeros where no step was
     done.

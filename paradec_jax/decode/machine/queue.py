@@ -17,6 +17,7 @@ from jaxtyping import Array, Int
 
 from paradec_jax.config.bounds import check_number
 from paradec_jax.decode.machine import drive
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, Decoded
@@ -40,7 +41,7 @@ class QueueResult:
 
 
 def serve(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     request: Request,
     knobs: Any = None,
@@ -81,7 +82,7 @@ def serve(
 
 
 def _serve(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     request: Request,
     knobs: Any,
@@ -154,7 +155,7 @@ def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]
     return placed(jax.tree.unflatten(tree, leaves))
 
 
-def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
+def _batch_axes(decoder: DecoderBase, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
     """For each leaf of a decoder's state, the axis of rows, which grows where there is one row
     more; -1 for none.
     """

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 
@@ -73,7 +73,9 @@ class Inputs:
         return self.positions[:, 0]
 
 
-def empty_state(decoder: Any, request: Request, scratch: int, knobs: LatentKnobs) -> CachedState:
+def empty_state(
+    decoder: DecoderBase, request: Request, scratch: int, knobs: LatentKnobs
+) -> CachedState:
     """Fresh rows with room for a window of `scratch` positions, and an empty cache."""
     rows = decoder.begin(request, scratch)
     return CachedState(

@@ -39,11 +39,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import POSITIVE, at_age, knob
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wave import WaveDecoder, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
@@ -101,7 +99,7 @@ class SoftWaveInfo(WaveInfo):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftWavefront(DecoderBase):
+class SoftWavefront(WaveDecoder):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
     With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any
@@ -115,19 +113,11 @@ class SoftWavefront(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    inner_recurrence: int = 4
-    window: int = 32
-    headway: int = 1
-    prefill_recurrence: int | None = None
-    noise_schedule: str = "dampened"
-    noise_mixing: str = "linear"
     relaxation: str = "straight_through"
-    warm_start: ClassVar[bool] = True
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError(
@@ -136,7 +126,7 @@ class SoftWavefront(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
         """Reads the prompt, commits the first token, as hard as the prompt, and starts the wave."""
-        state, table = waves.begin(self, params, request, knobs), self.network.embedding(params)
+        state, table = self.first_wave(params, request, knobs), self.network.embedding(params)
         offsets = jnp.zeros((*state.wave.tokens.shape, table.shape[1]), table.dtype)
         survival = jnp.ones_like(at_least_float32(state.wave.states[..., 0]))
         return SoftWavefrontState(**vars(state), offsets=offsets, survival=survival)
@@ -174,12 +164,12 @@ class SoftWavefront(DecoderBase):
             wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
         )
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
-        moved = waves.move(self, state, committed, tokens, knobs)
-        kept = (wave.active - committed)[:, None]
+        moved = self.move(state, committed, tokens, knobs)
+        left = (wave.active - committed)[:, None]
         offsets = jnp.concatenate([state.offsets[:, :1], relaxation], axis=1)
-        offsets = jnp.where((slot <= kept)[..., None], shift(offsets, committed, self.window), 0.0)
+        offsets = jnp.where((slot <= left)[..., None], shift(offsets, committed, self.window), 0.0)
         survival = shift(state.survival * (1 - finished), committed)
-        survival = jnp.where(slot < kept, survival, 1.0)
+        survival = jnp.where(slot < left, survival, 1.0)
         return dataclasses.replace(moved, offsets=offsets, survival=survival), info
 
     def _predict(
@@ -190,7 +180,7 @@ class SoftWavefront(DecoderBase):
         """
         table = self.network.embedding(params)
         vectors = table[state.wave.tokens] + state.offsets
-        z, e, out, logits = waves.refine(self, params, state, knobs, vectors)
+        z, e, out, logits = self.refine(params, state, knobs, vectors)
         positions = state.cached[:, None] + 1 + jnp.arange(self.window)
         tokens = self.sample(logits, positions, state.rows, knobs)
         offsets = relaxed(table, logits, tokens, knobs.candidate_temperature, self.relaxation)

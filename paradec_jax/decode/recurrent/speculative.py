@@ -79,7 +79,8 @@ class SelfSpeculative(DecoderBase):
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         state = empty_state(self, request, self.lookahead, knobs)
-        return read(self, params, state, Inputs.prompt(request), knobs, depth)
+        fed = Inputs.prompt(request)
+        return read(self, params, state, fed, knobs, depth, self.continuous)
 
     def step(
         self, params: Any, state: CachedState, knobs: SpeculativeKnobs

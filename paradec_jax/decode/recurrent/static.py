@@ -30,24 +30,28 @@ class Static(DecoderBase):
     def init(self, params: Any, request: Request, knobs: LatentKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
-        return read(
-            self, params, empty_state(self, request, 1, knobs), Inputs.prompt(request), knobs, depth
-        )
+        state, fed = empty_state(self, request, 1, knobs), Inputs.prompt(request)
+        return read(self, params, state, fed, knobs, depth, self.continuous)
 
     def step(self, params: Any, state: CachedState, knobs: LatentKnobs) -> tuple[CachedState, None]:
         """Feeds the newest token through r recurrences and commits the token it predicts."""
-        return read(self, params, state, Inputs.newest(state), knobs, self.recurrence), None
+        fed = Inputs.newest(state)
+        return read(self, params, state, fed, knobs, self.recurrence, self.continuous), None
 
 
 def read(
-    decoder: Any,
+    decoder: DecoderBase,
     params: Any,
     state: CachedState,
     fed: Inputs,
     knobs: LatentKnobs,
     depth: int | None,
+    continuous: bool,
 ) -> CachedState:
-    """One call of `depth` recurrences; commits what the last real position of each row predicts."""
+    """One call of `depth` recurrences; commits what the last real position of each row predicts.
+
+    Where it is `continuous`, the next position starts from this one's latent.
+    """
     network, cache = decoder.network.at(depth), state.cache
     start = network.latents(cache, fed.positions)
     out, latent = network.forward_from(
@@ -56,7 +60,7 @@ def read(
     rows = state.rows.spend(out.counts, fed.widths)
     rows, token = decoder.commit_next(params, rows, last_of(out.hidden, fed.widths), knobs)
     cache = network.write(cache, out.kv, write_after_read(fed.at, token))
-    if decoder.continuous:
+    if continuous:
         carried = network.normalise(params, last_of(latent, fed.widths))
         cache = network.start_from(cache, carried, fed.at + fed.widths)
     return CachedState(rows, cache)

@@ -12,7 +12,7 @@ This is the wave within a step; slots whose tokens are committed leave at its en
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState
+from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
 from paradec_jax.decode.machine.network import Counts, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
@@ -136,100 +137,159 @@ class WavefrontState(CachedState):
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-def begin(decoder: Any, params: Any, request: Request, knobs: Any) -> WavefrontState:
-    """The first wave, once the prompts are read: the newest token, and with a headway as many
-    random ones.
+@dataclasses.dataclass(frozen=True)
+class WaveDecoder(DecoderBase):
+    """A decoder that refines a wave; an abstract base. `Wavefront` says what the fields mean."""
 
-    With a headway of one nothing is drawn: the second position is opened once the first predicts
-    its token.
-    """
-    network, width = decoder.network, decoder.window
-    latents = initial_latents(request, knobs)
-    deep = network.at(decoder.prefill_recurrence)
-    rows, cache, _ = decoder.prefill(params, request, knobs, width, deep, **latents)
-    newest, position = rows.newest
-    none, slots = jnp.zeros_like(rows.length), jnp.zeros((newest.shape[0], width), jnp.int32)
-    states = network.latents(cache, position + jnp.arange(width))
-    fill, tokens, active = slots[:, :0], slots, none + 1
-    if decoder.headway > 1:
-        # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
-        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
-        keys = fold(rows.keys, Purpose.FILLER, positions)
-        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(
-            keys
+    _: dataclasses.KW_ONLY
+    inner_recurrence: int = 4
+    window: int = 32
+    headway: int = 1
+    prefill_recurrence: int | None = None
+    noise_schedule: str = "dampened"
+    noise_mixing: str = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(self, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
+
+    def first_wave(self, params: Any, request: Request, knobs: Any) -> WavefrontState:
+        """The first wave, once the prompts are read: the newest token, and with a headway as many
+        random ones.
+
+        With a headway of one nothing is drawn: the second position is opened once the first
+        predicts its token.
+        """
+        network, width = self.network, self.window
+        latents = initial_latents(request, knobs)
+        deep = network.at(self.prefill_recurrence)
+        rows, cache, _ = self.prefill(params, request, knobs, width, deep, **latents)
+        newest, position = rows.newest
+        none, slots = jnp.zeros_like(rows.length), jnp.zeros((newest.shape[0], width), jnp.int32)
+        states = network.latents(cache, position + jnp.arange(width))
+        fill, tokens, active = slots[:, :0], slots, none + 1
+        if self.headway > 1:
+            # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
+            positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+            keys = fold(rows.keys, Purpose.FILLER, positions)
+            fill = jax.vmap(
+                jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size))
+            )(keys)
+            tokens = window(fill, rows.length - 1, width)
+            opened = active + jnp.where(rows.done, 0, self.headway)
+            active = jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, width))
+        wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, active)
+        return WavefrontState(rows, cache, wave, none, fill)
+
+    def refine(
+        self, params: Any, state: WavefrontState, knobs: WavefrontKnobs, inputs: Array
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Forward, Float[Array, "B W V"]]:
+        """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read
+        out,
+        and the logits.
+        """
+        network, wave, at = self.network, state.wave, state.cached
+        positions = at[:, None] + jnp.arange(wave.tokens.shape[1])
+        view = network.view(positions, Prefix(state.cache, at))
+        age = wave.recurrences // self.inner_recurrence
+
+        # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh
+        # slot has no e_old.
+        e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
+        eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(
+            e.dtype
         )
-        tokens = window(fill, rows.length - 1, width)
-        opened = active + jnp.where(rows.done, 0, decoder.headway)
-        active = jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, width))
-    wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, active)
-    return WavefrontState(rows, cache, wave, none, fill)
+        e = (1 - eta) * e + eta * wave.conditioning
+
+        # Eq. 2: fresh noise in the states, drawn like initial ones.
+        def mix(z: Array) -> Array:
+            keys = fold(state.rows.keys, Purpose.NOISE, positions, state.steps)
+            noise, share = network.initial_state(keys, knobs.init_scale), at_age(knobs.noise, age)
+            return mix_noise(
+                z, noise, share, wave.recurrences, self.noise_schedule, self.noise_mixing
+            )
+
+        if self.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
+            z = mix(wave.states)
+        else:
+            z = lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
+
+        # Algorithm 2: r' recurrences of all states, then the coda.
+        z, kv = network.recur(params, z, e, view, kv, self.inner_recurrence)
+        out = network.readout(params, z, view, kv)
+        return z, e, out, network.logits(params, out.hidden)
+
+    def move(
+        self,
+        state: Any,
+        committed: Int[Array, "B"],
+        predicted: Int[Array, "B W"],
+        knobs: Any,
+        warm_start: bool = True,
+    ) -> Any:
+        """The state in which committed slots have left the wave, others stay, and `headway` fresh
+        ones
+        follow them.
+        """
+        rows, wave, slot = state.rows, state.wave, jnp.arange(self.window)
+        staying = (wave.active - committed)[:, None]
+        # Each slot's token is what the slot before it predicts.
+        tokens = jnp.concatenate([wave.tokens[:, :1], predicted], axis=1)
+        tokens = shift(tokens, committed, self.window)
+        fresh = slot >= staying
+        if not warm_start:  # what was computed from a token that has changed starts again
+            fresh |= shift(~select.leading(wave.agrees(predicted)), committed)
+        initial = self.network.latents(state.cache, rows.length[:, None] - 1 + slot)
+        if self.headway > 1:  # nothing predicts the tokens of new slots after the first
+            tokens = jnp.where(
+                slot > staying, window(state.fill, rows.length - 1, self.window), tokens
+            )
+        opened = staying[:, 0] + jnp.where(rows.done, 0, self.headway)
+        wave = Wave(
+            tokens=tokens,
+            states=jnp.where(fresh[..., None], initial, shift(wave.states, committed)),
+            conditioning=shift(wave.conditioning, committed),
+            recurrences=jnp.where(fresh, 0, shift(wave.recurrences, committed)),
+            active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, self.window)),
+        )
+        return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)
+
+
+def widths_of(
+    window: int, headway: int, buckets: tuple[int, ...] | None, bounded: bool
+) -> list[int]:
+    """The widths that are compiled for a window, the widest last.
+
+    A width that is less than three times narrower than the window saves too little. Those that no
+    opened wave fits into are left out, and all where reverse mode crosses the step, for something
+    of every width would be kept.
+    """
+    if buckets is None:
+        buckets = tuple(b for b in BUCKETS if 3 * b <= window)
+    return sorted({window, *(b for b in buckets if headway < b < window and not bounded)})
 
 
 def on_narrowest(
-    decoder: Any, state: Any, predict: Callable[[Any], tuple[Any, Any, Counts]]
+    network: Any,
+    widths: Sequence[int],
+    state: Any,
+    predict: Callable[[Any], tuple[Any, Any, Counts]],
 ) -> tuple[Any, Any, Counts]:
-    """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot
-    hangs on later ones.
+    """`predict` on the narrowest width that holds all waves: speed alone, for no slot hangs on
+    later ones.
 
-    Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the
-    step, for something of every width would be kept. `predict` takes the state with the first w
-    slots of its wave, and returns a tree of [B, w, ...], keys and values, and counts. In the result
-    slots after the width are zero.
+    `predict` takes the state with the first w slots of its wave, and returns a tree of [B, w, ...],
+    keys and values, and counts. In the result slots after the width are zero.
     """
 
     def on(width: int) -> tuple[Any, Any, Counts]:
         narrow = dataclasses.replace(state, wave=state.wave.first(width))
         slots, kv, counts = predict(narrow)
-        slots = jax.tree.map(lambda x: pad_slots(x, decoder.window), slots)
-        return slots, decoder.network.widen(kv, decoder.window), counts
+        slots = jax.tree.map(lambda x: pad_slots(x, widths[-1]), slots)
+        return slots, network.widen(kv, widths[-1]), counts
 
-    buckets = decoder.buckets
-    if (
-        buckets is None
-    ):  # a width that is less than three times narrower than the window saves too little
-        buckets = tuple(b for b in BUCKETS if 3 * b <= decoder.window)
-    narrower = [b for b in buckets if decoder.headway < b < decoder.window and not decoder.bounded]
-    widths = sorted({*narrower, decoder.window})
     active = jnp.where(state.rows.done, 0, state.wave.active)
     return on_smallest(on, widths, active[:, None] <= jnp.asarray(widths))
-
-
-def refine(
-    decoder: Any, params: Any, state: WavefrontState, knobs: WavefrontKnobs, inputs: Array
-) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Forward, Float[Array, "B W V"]]:
-    """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read out,
-    and the logits.
-    """
-    network, wave, at = decoder.network, state.wave, state.cached
-    positions = at[:, None] + jnp.arange(wave.tokens.shape[1])
-    view = network.view(positions, Prefix(state.cache, at))
-    age = wave.recurrences // decoder.inner_recurrence
-
-    # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot
-    # has no e_old.
-    e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
-    eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(
-        e.dtype
-    )
-    e = (1 - eta) * e + eta * wave.conditioning
-
-    # Eq. 2: fresh noise in the states, drawn like initial ones.
-    def mix(z: Array) -> Array:
-        keys = fold(state.rows.keys, Purpose.NOISE, positions, state.steps)
-        noise, share = network.initial_state(keys, knobs.init_scale), at_age(knobs.noise, age)
-        return mix_noise(
-            z, noise, share, wave.recurrences, decoder.noise_schedule, decoder.noise_mixing
-        )
-
-    if decoder.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
-        z = mix(wave.states)
-    else:
-        z = lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
-
-    # Algorithm 2: r' recurrences of all states, then the coda.
-    z, kv = network.recur(params, z, e, view, kv, decoder.inner_recurrence)
-    out = network.readout(params, z, view, kv)
-    return z, e, out, network.logits(params, out.hidden)
 
 
 def mix_noise(
@@ -254,31 +314,3 @@ def mix_noise(
     if mixing == "sqrt":
         keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
     return (keep * z + share * noise).astype(z.dtype)
-
-
-def move(
-    decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: Any
-) -> Any:
-    """The state in which committed slots have left the wave, others stay, and `headway` fresh ones
-    follow them.
-    """
-    rows, wave, slot = state.rows, state.wave, jnp.arange(decoder.window)
-    kept = (wave.active - committed)[:, None]
-    # Each slot's token is what the slot before it predicts.
-    tokens = jnp.concatenate([wave.tokens[:, :1], predicted], axis=1)
-    tokens = shift(tokens, committed, decoder.window)
-    fresh = slot >= kept
-    if not decoder.warm_start:  # what was computed from a token that has changed starts again
-        fresh |= shift(~select.leading(wave.agrees(predicted)), committed)
-    initial = decoder.network.latents(state.cache, rows.length[:, None] - 1 + slot)
-    if decoder.headway > 1:  # nothing predicts the tokens of new slots after the first
-        tokens = jnp.where(slot > kept, window(state.fill, rows.length - 1, decoder.window), tokens)
-    opened = kept[:, 0] + jnp.where(rows.done, 0, decoder.headway)
-    wave = Wave(
-        tokens=tokens,
-        states=jnp.where(fresh[..., None], initial, shift(wave.states, committed)),
-        conditioning=shift(wave.conditioning, committed),
-        recurrences=jnp.where(fresh, 0, shift(wave.recurrences, committed)),
-        active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, decoder.window)),
-    )
-    return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)

@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wave import (
+    WaveDecoder,
+    WavefrontKnobs,
+    WavefrontState,
+    on_narrowest,
+    widths_of,
+)
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.windows import write_after_read
 
@@ -38,7 +41,7 @@ class WaveInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wavefront(DecoderBase):
+class Wavefront(WaveDecoder):
     """Refines a window of latent states and commits its converged prefix.
 
     A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a
@@ -61,38 +64,29 @@ class Wavefront(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    inner_recurrence: int = 4
-    window: int = 32
-    headway: int = 1
     warm_start: bool = True
-    prefill_recurrence: int | None = None
-    noise_schedule: str = "dampened"
-    noise_mixing: str = "linear"
     buckets: tuple[int, ...] | None = None
     Knobs: ClassVar[type] = WavefrontKnobs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, noise_schedule=waves.NOISE_SCHEDULES, noise_mixing=waves.NOISE_MIXINGS)
-
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
         """Reads the prompt with r recurrences, commits the first token, and starts the wave."""
-        return waves.begin(self, params, request, knobs)
+        return self.first_wave(params, request, knobs)
 
     def step(
         self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
     ) -> tuple[WavefrontState, WaveInfo]:
         """One iteration of Algorithm 2: predict, commit what has converged, move on."""
         wave, inner = state.wave, self.inner_recurrence
+        widths = widths_of(self.window, self.headway, self.buckets, self.bounded)
 
         # e <- P(y), z <- R(z, e) r' times, p <- C(z), y <- Sample(p): a token after each slot.
         def predict(narrow: WavefrontState) -> tuple[Any, Any, Counts]:
-            z, e, out, logits = waves.refine(self, params, narrow, knobs, narrow.wave.tokens)
+            z, e, out, logits = self.refine(params, narrow, knobs, narrow.wave.tokens)
             own = narrow.cached[:, None] + 1 + jnp.arange(z.shape[1])
             tokens = self.sample(logits, own, narrow.rows, knobs)
             return (z, e, tokens, self.scores(logits, tokens)), out.kv, out.counts
 
-        (z, e, tokens, log_probs), kv, counts = waves.on_narrowest(self, state, predict)
+        (z, e, tokens, log_probs), kv, counts = on_narrowest(self.network, widths, state, predict)
         cache = self.network.write(state.cache, kv, write_after_read(state.cached, tokens))
 
         # k* by Eq. 3: a position is final when its state and those of all before it have stopped
@@ -115,4 +109,4 @@ class Wavefront(DecoderBase):
             wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
         )
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
-        return waves.move(self, state, info.committed, tokens, knobs), info
+        return self.move(state, info.committed, tokens, knobs, self.warm_start), info
