@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
     Layout,
@@ -45,22 +45,21 @@ from paradec_jax.losses.cross_entropy import (
     token_losses,
 )
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.losses.recorded import Batch, recorded_or
 from paradec_jax.noise import BlockNoise, Hidden, choose
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRules(Ranged):
-    """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the
-    released heads.
+    """The choices of the objective; but for `unroll` and `normaliser` the defaults are as released.
 
     Attributes:
       unroll: K, number of steps.
-      normaliser: what a step's sum over the positions still masked is divided by. With weights 1 /
-        p: "selfnorm" for their sum, "official" for the number of labelled tokens less 1 / p for
-          each token revealed so far, which can
-        come near zero or below; "mean" weighs all positions alike.
+      normaliser: what a step's sum over the positions still masked is divided by. With weights
+        1 / p: "selfnorm" for their sum, "official" for the number of labelled tokens less 1 / p for
+        each token revealed so far, which can come near zero or below; "mean" weighs all positions
+        alike.
       objective: "kl" to the backbone on y_k, "cross_entropy" to the clean tokens, "mse" to the
         backbone's logits, the mean over the vocabulary.
       direct: direct modelling: scores are U r_k, and the next step reads r_k in the place of the
@@ -148,16 +147,15 @@ class Unrolling:
     rules: ResidualRules
     chunk: int | None
 
-    def texts(self, batch: dict[str, Array], key: Array) -> Texts:
+    def texts(self, batch: Batch, key: Array) -> Texts:
         """The rows of a batch, noised by a draw or by recorded noise."""
         lengths = lengths_of(self.backbone, self.rules.blocks)
-        noise = noised(batch, key, lengths, self.rules.noise, self.spec.alignment)
-        return Texts(batch["tokens"], *noise)
+        return Texts(
+            batch["tokens"], *noised(batch, key, lengths, self.rules.noise, self.spec.alignment)
+        )
 
     def reveals(self, texts: Texts, key: Array) -> Bool[Array, "B K T"]:
-        """Positions that each step reveals: some of those still masked, by chance, in every block
-        that has any.
-        """
+        """Positions that each step reveals: some of those still masked in every block, by chance."""
         still, drawn = texts.hidden.where, []
         for k in range(self.rules.unroll):
             counts = jnp.asarray(self.rules.reveals)
@@ -173,20 +171,17 @@ class Unrolling:
         still, clean, kv = texts.hidden.where, None, None
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
-            out = self.backbone.forward(
-                frozen, texts.tokens, texts.layout.positions, mask=visible.clean
-            )
+            positions = texts.layout.positions
+            out = self.backbone.forward(frozen, texts.tokens, positions, mask=visible.clean)
             clean, kv = out.hidden, out.kv
         noisy = self.read(frozen, texts, tokens[None], kv)[0]
         start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
         each = []
         for reveal in jnp.moveaxis(reveals, 1, 0):
             # y_k: y_{k-1} with the revealed positions.
-            shown = (
-                texts.tokens
-                if self.rules.tokens == "truth"
-                else self.best(frozen, texts, base, start)
-            )
+            shown = texts.tokens
+            if self.rules.tokens == "own":
+                shown = self.best(frozen, texts, base, start)
             tokens, still = jnp.where(reveal, shown, tokens), still & ~reveal
             # r_k = head(y_k, a_{k-1})
             residual = self.residual(params, frozen, texts, tokens, base)
@@ -199,9 +194,7 @@ class Unrolling:
     def read(
         self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any
     ) -> Float[Array, "M B T D"]:
-        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy, if
-        there is one.
-        """
+        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy."""
         visible = masks_of(texts.layout)
 
         def repeated(x: Array) -> Array:
@@ -219,20 +212,17 @@ class Unrolling:
         self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams
     ) -> Streams:
         """Residuals of both copies."""
-        table, positions = self.backbone.embedding(frozen), texts.layout.positions
-        visible = masks_of(texts.layout)
+        table, visible = self.backbone.embedding(frozen), masks_of(texts.layout)
+
+        def read(tokens: Array, hidden: Array, prefix: Prefix | None, mask: Array) -> Forward:
+            positions = texts.layout.positions
+            return self.head.forward(params, table[tokens], positions, prefix, mask, hidden=hidden)
+
         if self.rules.layout == "infer_matched":
-            out = self.head.forward(
-                params, table[tokens], positions, mask=visible.clean, hidden=base.noisy
-            )
+            out = read(tokens, base.noisy, None, visible.clean)
             return Streams(out.hidden, out.hidden)
-        clean = self.head.forward(
-            params, table[texts.tokens], positions, mask=visible.clean, hidden=base.clean
-        )
-        prefix = Prefix(clean.kv, visible.before)
-        noisy = self.head.forward(
-            params, table[tokens], positions, prefix, visible.noisy, hidden=base.noisy
-        )
+        clean = read(texts.tokens, base.clean, None, visible.clean)
+        noisy = read(tokens, base.noisy, Prefix(clean.kv, visible.before), visible.noisy)
         return Streams(clean.hidden, noisy.hidden)
 
     def predicting(
@@ -249,13 +239,11 @@ class Unrolling:
         logits = scorer(self.backbone, frozen)
 
         def of_chunk(vectors: Array) -> Array:
-            return jnp.argmax(without_mask(logits(vectors), mask_of(self.spec)), axis=-1).astype(
-                jnp.int32
-            )
+            scores = without_mask(logits(vectors), mask_of(self.spec))
+            return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
-        return in_chunks(
-            of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start))
-        )
+        vectors = lax.stop_gradient(self.predicting(texts, base.noisy, start))
+        return in_chunks(of_chunk, self.chunk, vectors)
 
     def judge(
         self, frozen: Any, texts: Texts, steps: Steps
@@ -285,6 +273,7 @@ class Unrolling:
             cross, entropy = soft_cross_entropy(p, q)
             best = jnp.argmax(q, axis=-1)
             measures = {
+                # KL( U backbone(y_k) || U (a_{k-1} + r_k) )
                 "kl": cross - entropy,
                 "uncorrected_kl": soft_cross_entropy(before, q)[0] - entropy,
                 "agreement": (jnp.argmax(p, axis=-1) == best).astype(cross.dtype),
@@ -308,10 +297,11 @@ class Unrolling:
     ) -> Sum:
         """Sum of each step over the positions still masked, and its divisor, [K]."""
         where, probability = texts.hidden
+        # 1 / p, or 1
         inverse = 1 / jnp.where(where, probability, 1)
-        weights = jnp.where(
-            still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0
-        )
+        each = jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse
+        weights = jnp.where(still, each, 0)
+        # The sum of the weights, or n less 1 / p of each token revealed so far.
         total = jnp.sum(weights, axis=(1, 2))
         if self.rules.normaliser == "official":
             revealed = jnp.where(where & ~still, inverse, 0)
@@ -337,16 +327,14 @@ def residual_loss(
     check_chunk(chunk)
     unrolling = Unrolling(backbone, head, spec, rules, chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)
         texts = unrolling.texts(batch, of_texts)
         reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(texts, of_reveals))
         steps = unrolling.unroll(params, frozen, texts, reveals)
         values, measures = unrolling.judge(frozen, texts, steps)
         still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
-        judged = {
-            name: weighted(jnp.where(still, value, 0), still) for name, value in measures.items()
-        }
+        judged = {n: weighted(jnp.where(still, x, 0), still) for n, x in measures.items()}
         return judged | {
             "steps": unrolling.weigh(texts, still, values),
             "masked": Sum(masked, masked),
@@ -354,12 +342,11 @@ def residual_loss(
         }
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
-        metrics = {
-            name: part.mean for name, part in sums.items() if name not in ("steps", "masked")
-        }
+        metrics = {n: part.mean for n, part in sums.items() if n not in ("steps", "masked")}
         metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
         there = sums["masked"].weight > 0  # steps that have a masked position left
         losses = jnp.where(there, sums["steps"].mean, 0)
+        # L: the mean over these steps
         return jnp.sum(losses) / jnp.maximum(jnp.sum(there), 1), metrics
 
     return Objective(sums, value)

@@ -5,6 +5,7 @@ hidden.
 from paradec_jax.noise.blocks import BlockNoise as BlockNoise
 from paradec_jax.noise.blocks import Hidden as Hidden
 from paradec_jax.noise.blocks import choose as choose
+from paradec_jax.noise.blocks import first_of_each as first_of_each
 from paradec_jax.noise.schedules import LOGLINEAR as LOGLINEAR
 from paradec_jax.noise.schedules import MDLM_TIMES as MDLM_TIMES
 from paradec_jax.noise.schedules import SDTT_TIMES as SDTT_TIMES
