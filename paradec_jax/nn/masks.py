@@ -94,7 +94,7 @@ def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
+def windows(inside: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
     """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees
     the first).
 
@@ -108,12 +108,12 @@ def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, 
         x x . . x x
 
     Args:
-      own: what a window of w positions sees of itself.
+      inside: what a window of w positions sees of itself.
       sees: rows of each other one that each of R windows sees; W = R w.
     """
-    count, width = sees.shape[-1], len(own)
+    count, width = sees.shape[-1], len(inside)
     index = jnp.repeat(jnp.arange(count), width)
-    mask = jnp.tile(own, (count, count)) & (index[:, None] == index)
+    mask = jnp.tile(inside, (count, count)) & (index[:, None] == index)
     rows = (jnp.arange(width) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
     return mask | jnp.repeat(rows, width, axis=-2)
 
@@ -218,9 +218,8 @@ def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array
     """
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)
-    before_window = (
-        pair < (pair // window * window)[:, None]
-    )  # which keys a noisy query wants clean
+    # Which keys a noisy query wants clean.
+    before_window = pair < (pair // window * window)[:, None]
     wanted = jnp.where(clean[:, None] == 1, True, before_window)
     context = (pair < pair[:, None]) & ((clean == 1) == wanted)
     return causal(copy.shape[0]) & ((copy < 0) | (copy == copy[:, None]) | context)

@@ -1,15 +1,10 @@
-"""How the rows of a call meet a matrix: the one product of every network, with its types, layout
-and gradient.
+"""How the rows of a call meet a matrix: the one product of every network.
 
-=================
-===================================================================================================
-operands           product
-=================
-===================================================================================================
-float32, float64   in that type
-bfloat16           sums in float32, rounded once to bfloat16, or not at all (`wide`: logits)
-=================
-===================================================================================================
+::
+
+    operands           product
+    float32, float64   in that type
+    bfloat16           sums in float32, rounded once to bfloat16, or not at all (`wide`: logits)
 
 A matrix meets rows in their dtype: `Network.prepare` casts it before a decoding loop, and a
 training step casts it in place. The product of few rows that XLA's CPU backend wants is in no
@@ -109,8 +104,8 @@ def _narrow_forward(x: Array, weight: Array, dtype: Any) -> tuple[Array, Any]:
     return lax.platform_dependent(*operands, cpu=on_cpu, default=anywhere), (operands, like)
 
 
-def _narrow_backward(dtype: Any, kept: Any, gradient: Array) -> tuple[Array, Array]:
-    (x, weight), like = kept
+def _narrow_backward(dtype: Any, saved: Any, gradient: Array) -> tuple[Array, Array]:
+    (x, weight), like = saved
     gradient, sums = gradient.astype(jnp.bfloat16), jnp.float32 if cpu_layouts() else jnp.bfloat16
     leading = tuple(range(x.ndim - 1))
     of_x = _contract(gradient, weight, ((x.ndim - 1,), (1,)), sums)

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn import masks
 from paradec_jax.nn.rope import Rotation, rotation
 
+Stream = Float[Array, "B W D"]  # the states of a window on their way through the blocks
 PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
