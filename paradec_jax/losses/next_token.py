@@ -5,16 +5,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.machine.network import Network
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
 from paradec_jax.objective import Objective, Sums, weighted
 
 
-def packing(
-    batch: Batch,
-) -> tuple[Int[Array, "B T"], Bool[Array, "B T T"] | None]:
+def packing(batch: Batch) -> tuple[Int[Array, "B T"], Bool[Array, "B T T"] | None]:
     """Positions of the tokens of a batch, and who sees whom where its rows hold several segments."""
     tokens = batch["tokens"]
     if "segments" in batch:
@@ -22,7 +19,7 @@ def packing(
     return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), None
 
 
-def next_token_loss(network: Network, *, chunk: int | None = None) -> Objective:
+def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
     """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`, of a causal
     network.
 
