@@ -13,6 +13,9 @@ import numpy as np
 from paradec_jax import store
 from paradec_jax.convert.engine import export_tree
 
+# What replays compare with, and how they compile a function of a network or a decoder.
+equal, near = np.testing.assert_array_equal, np.testing.assert_allclose
+jitted = functools.partial(jax.jit, static_argnums=0)
 GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
 
 

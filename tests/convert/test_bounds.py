@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exports import CONFIG, WEIGHTS, edit, make_model
+from marks import over
 from torch_writer import Storage, Tensor, write_checkpoint
 
 import paradec_jax as pd
@@ -74,7 +75,7 @@ def refused(capsys, source: Path, sentence: str, *more: str) -> None:
     assert time.process_time() - begun < SECONDS
 
 
-@pytest.mark.parametrize("sentence", GGUF)
+@over(GGUF, argument="sentence")
 def test_headers_of_gguf(sentence, tmp_path, capsys):
     pytest.importorskip("gguf")
     for content in GGUF[sentence]:
@@ -236,7 +237,7 @@ def model(tmp_path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("case", FOLDERS)
+@over(FOLDERS, argument="case")
 def test_configs_and_headers(case, copy, model, capsys):
     layout, change, sentence = case
     change(source := model if layout == "own" else copy(layout))

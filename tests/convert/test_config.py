@@ -26,6 +26,7 @@ from exports import (
     rewrite,
 )
 from flax.traverse_util import flatten_dict
+from marks import over
 from safetensors.numpy import load_file
 
 from paradec_jax.cli import main
@@ -46,10 +47,8 @@ def cast(folder, kind: str, part: str = "") -> None:
 
 
 class TestTypes:
-    @pytest.mark.parametrize("name", FAMILIES)
-    @pytest.mark.parametrize(
-        ("options", "kind"), [((), "float32"), (("--dtype", "bfloat16"), "bfloat16")]
-    )
+    @over(FAMILIES)
+    @over([((), "float32"), (("--dtype", "bfloat16"), "bfloat16")], argument="options, kind")
     def test_float16(self, name, options, kind, copy):
         source = copy(name)
         cast(source, "float16")
@@ -81,13 +80,13 @@ class TestTypes:
         rewrite(source, lambda t: t["lm_head.weight"].__setitem__((0, 0), 1.0001))
         assert "lm_head.weight differs from" in fails(capsys, "import", source)
 
-    @pytest.mark.parametrize(
-        ("fields", "want"),
+    @over(
         [
             ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
             ({"torch_dtype": None, "dtype": "torch.bfloat16"}, "bfloat16"),
             ({"torch_dtype": "float32", "dtype": "bfloat16"}, "bfloat16"),  # the newer field counts
         ],
+        argument="fields, want",
     )
     def test_names(self, fields, want, copy, capsys):
         source = copy("qwen2")
@@ -97,7 +96,7 @@ class TestTypes:
 
 
 class TestFields:
-    @pytest.mark.parametrize("name", FAMILIES)
+    @over(FAMILIES)
     def test_that_nobody_needs(self, name, copy):
         source = copy(name)
         more = {"transformers_version": "5.0.0", "quantization_config": {}, "new": [1, {"a": "b"}]}
@@ -112,8 +111,7 @@ class TestFields:
         (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
         assert_same(imported(source), make_model(name))
 
-    @pytest.mark.parametrize(
-        "fields",
+    @over(
         [
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
             {"layer_types": ["full_attention"] * 2, "use_sliding_window": True},
@@ -122,6 +120,7 @@ class TestFields:
             {"rope_theta": None, "rope_parameters": ROPE, "head_dim": None},
             {"torch_dtype": None, "dtype": "float32"},
         ],
+        argument="fields",
     )
     def test_that_change_nothing(self, fields, copy):
         source = copy("qwen2")
@@ -180,7 +179,7 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "want"), DRAWN)
+@over(DRAWN, argument="fields, want")
 def test_sampling(fields, want, copy, tmp_path, capsys):
     source = copy("qwen2")
     (source / "generation_config.json").write_text(json.dumps(fields))
@@ -192,8 +191,7 @@ def test_sampling(fields, want, copy, tmp_path, capsys):
 
 
 class TestTokens:
-    @pytest.mark.parametrize(
-        ("vocab_size", "fields", "want"),
+    @over(
         [
             (128, {}, TokenSpec()),
             (128, {"eos_token_id": [5, 65505], "bos_token_id": 65504}, TokenSpec(None, (5,), 0)),
@@ -204,6 +202,7 @@ class TestTokens:
                 TokenSpec(65504, (65504, 65505, 65508, 9), 0),
             ),
         ],
+        argument="vocab_size, fields, want",
     )
     def test_of_the_recurrent_release(self, vocab_size, fields, want):
         assert huginn.parse_tokens(fields, vocab_size) == want
@@ -215,8 +214,7 @@ class TestTokens:
         given = {"mask_token_id": 9, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0}
         assert mdlm.parse_tokens(given, 50_258) == TokenSpec(1, (2, 3), 0, 9, "own")
 
-    @pytest.mark.parametrize(
-        ("config", "generation", "want"),
+    @over(
         [
             ({}, None, TokenSpec()),
             (
@@ -236,6 +234,7 @@ class TestTokens:
                 TokenSpec(None, (2,), 2),
             ),
         ],
+        argument="config, generation, want",
     )
     def test_of_two_files(self, tmp_path, config, generation, want):
         if generation is not None:
@@ -371,15 +370,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fields", "message"), WRONG)
+@over(WRONG, argument="name, fields, message")
 def test_config_that_is_wrong(capsys, copy, name, fields, message):
     source = copy(name)
     edit(source / CONFIG, **fields)
     assert re.search(message, fails(capsys, "import", source))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
+@over(
     [
         ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
         (
@@ -388,6 +386,7 @@ def test_config_that_is_wrong(capsys, copy, name, fields, message):
         ),
         ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
     ],
+    argument="fields, message",
 )
 def test_config_of_a_residual_head_that_is_wrong(capsys, tmp_path, fields, message):
     source = recorded("head", tmp_path)
@@ -463,8 +462,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
 
 
-@pytest.mark.parametrize(
-    ("fields", "want"),
+@over(
     [
         ({"rope_scaling": {"type": "linear", "factor": 4}}, {"factor": 4.0, "max_length": 512}),
         (
@@ -489,6 +487,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 8}
         ({**SLIDING, "max_window_layers": 1}, {"sliding_layers": (False, True, True, True)}),
         ({**SLIDING, "layer_types": [*qwen2.LAYER_TYPES] * 2}, {"sliding_layers": (False, True)}),
     ],
+    argument="fields, want",
 )
 def test_fields_of_long_texts(fields, want):
     plain = qwen2.format_config(make_model("qwen2", layers=4).config, "qwen2")

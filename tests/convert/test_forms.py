@@ -8,6 +8,7 @@ import forms
 import numpy as np
 import pytest
 from exports import GOLDEN, assert_same, exported, fails, imported
+from marks import over
 
 import paradec_jax as pd
 from paradec_jax import store
@@ -35,7 +36,7 @@ def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> f
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", forms.TABLE["recorded"])
+@over(forms.TABLE["recorded"])
 def test_recorded(name, tmp_path):
     source = shutil.copytree(GOLDEN / "forms" / name.replace(" ", "_"), tmp_path / "source")
     with np.load(source / "recorded.npz") as arrays:
@@ -48,7 +49,7 @@ def test_recorded(name, tmp_path):
 @pytest.mark.peers
 @pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 class TestTransformers:
-    @pytest.mark.parametrize("name", forms.TABLE["accepted"])
+    @over(forms.TABLE["accepted"])
     def test_reads_and_is_read(self, name, tmp_path):
         ROWS[name] = "failed"
         source = tmp_path / "source"
@@ -64,7 +65,7 @@ class TestTransformers:
         for key in made:
             np.testing.assert_array_equal(back[key], made[key])
 
-    @pytest.mark.parametrize("name", forms.TABLE["refused"])
+    @over(forms.TABLE["refused"])
     def test_is_told_what_is_refused(self, name, tmp_path, capsys):
         forms.make(name, tmp_path / "source")
         sentence = fails(capsys, "import", tmp_path / "source")

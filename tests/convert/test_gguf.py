@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_tokenizers as small
 from exports import WEIGHTS, assert_same, exported, imported, make_model, rewrite
+from marks import over
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
@@ -118,7 +119,7 @@ def factors(config):
         yield 1 if length < 2048 else 32 if length > 8192 else 1 / ((1 - smooth) / 32 + smooth)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@over(MODELS)
 def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
     kind, sizes = (
         name.split()[0],
@@ -215,7 +216,7 @@ def with_words(root, model, words, kinds, **more):
 SPLITS = {"default": "1234", "smollm": "1 2 3 4", "llama-bpe": "123 4", "qwen2": "1 2 3 4"}
 
 
-@pytest.mark.parametrize("pre", SPLITS)
+@over(SPLITS, argument="pre")
 def test_tokenizers_of_bytes(pre, tmp_path):
     merges = ["1 2", "12 3", "123 4", "Ġ b", "b 1"]
     words = ["<|eot_id|>", "</s>", "<u>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -240,7 +241,7 @@ def test_tokenizers_of_bytes(pre, tmp_path):
     assert model.special_tokens == texts
 
 
-@pytest.mark.parametrize("blank", [True, False])
+@over([True, False], argument="blank")
 def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
     own = small.llama() if blank else small.byte_fallback()
     words, made = (
@@ -269,9 +270,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "field"), [("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")]
-)
+@over([("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")], argument="model, field")
 def test_fields_of_a_tokenizer_that_are_not_there(model, field, tmp_path):
     llama, others = (
         make_model("llama"),
@@ -291,7 +290,7 @@ def test_scores_are_numbers(tmp_path):
         with_words(tmp_path, "llama", "abcdef", [1] * 6, scores=[float("nan")] * 6)
 
 
-@pytest.mark.parametrize("rule", [{"pre": "poro-chat"}, {}])
+@over([{"pre": "poro-chat"}, {}], argument="rule")
 def test_a_tokenizer_of_another_kind_is_left_out(rule, tmp_path, capsys):
     assert with_words(tmp_path, "gpt2", "abcdef", [1] * 6, **rule).tokenizer is None
     assert (

@@ -29,6 +29,7 @@ from exports import (
     recorded,
     rewrite,
 )
+from marks import over
 from safetensors.numpy import load_file, save_file
 from torch_writer import Harmful
 
@@ -164,7 +165,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@over(DAMAGE)
 def test_one_sentence_and_nothing_left(name, copy, capsys):
     damage, sentence, *layout = DAMAGE[name]
     source = copy(*layout or ["qwen2"])
@@ -172,8 +173,7 @@ def test_one_sentence_and_nothing_left(name, copy, capsys):
     assert re.search(sentence, fails(capsys, "import", source).strip())
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
+@over(
     [
         ("qwen2", "model.", ""),
         ("qwen2", "", "module."),
@@ -181,6 +181,7 @@ def test_one_sentence_and_nothing_left(name, copy, capsys):
         ("llama", "model.layers.", "model._orig_mod.layers."),
         ("sdar", "model.", "module.model.model."),
     ],
+    argument="name, old, new",
 )
 def test_prefixes_that_carry_nothing(name, old, new, copy, capsys):
     source = copy(name)
@@ -253,7 +254,7 @@ def golden(tmp_path_factory) -> Path:
     return folder / "imported"
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@over(RECORDINGS)
 def test_recordings_that_are_wrong(name, golden, tmp_path, capsys):
     changes, sentence = RECORDINGS[name]
     arrays = {"input_ids": np.array([[1, 2]]), "logits_r1": np.zeros((1, 2, 128))} | changes
@@ -291,8 +292,7 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
         assert re.search(sentence, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options"),
+@over(
     [
         ("a \udcff b", ()),
         ("To be", ("--max-new-tokens", "99999999999")),
@@ -300,6 +300,7 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
         ("To be", ("--stop", "")),
         ("a [3] b", ("--gaps",)),
     ],
+    argument="prompt, options",
 )
 def test_prompts_that_are_wrong(prompt, options, capsys):
     with contextlib.suppress(SystemExit):  # an option that the parser refuses

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from exports import edit, exported, make_model
 from flax.traverse_util import flatten_dict
+from marks import over
 from safetensors.numpy import load_file, save_file
 
 import paradec_jax as pd
@@ -46,9 +47,7 @@ def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 
-@pytest.mark.parametrize(
-    "name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"]
-)
+@over(["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     """W + s B A with what the folder holds, of every module: the parameters joined in training, and
     those loaded.
@@ -157,7 +156,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "outcome"), SCALES + REFUSED)
+@over(SCALES + REFUSED, argument="fields, outcome")
 def test_fields(fields, outcome, tmp_path):
     model = make_model("llama")
     folder = written(model, tmp_path)
@@ -225,8 +224,8 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers",
 
 @pytest.mark.peers
 @pytest.mark.skipif(not TORCH, reason="torch, transformers and peft are not installed")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@over(["float32", "bfloat16"], argument="dtype")
+@over(["llama", "qwen3"], argument="kind")
 def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):
     """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's
     side.

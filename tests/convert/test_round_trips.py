@@ -21,6 +21,7 @@ from exports import (
     make_model,
     recorded,
 )
+from marks import over
 from safetensors.numpy import load_file
 
 from paradec_jax import store
@@ -33,7 +34,7 @@ from paradec_jax.families import PRESETS
 
 
 @pytest.mark.parametrize("shard", [tensors.MAX_SHARD_BYTES, 2000], ids=["one file", "shards"])
-@pytest.mark.parametrize("name", MODELS)
+@over(MODELS)
 def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
     model = make_model(name)
     monkeypatch.setattr(tensors, "MAX_SHARD_BYTES", shard)
@@ -64,7 +65,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@over(RECORDED)
 def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
     source = recorded(name, tmp_path)
     model = imported(source)
@@ -110,9 +111,7 @@ LOGITS = {
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "recurrent")) for n in LOGITS]
-)
+@over([pytest.param(n, marks=[pytest.mark.slow] * (n == "recurrent")) for n in LOGITS])
 def test_recorded_logits(name, tmp_path, capsys):
     folder, file, names, tolerance = LOGITS[name]
     path = GOLDEN / file
@@ -154,10 +153,9 @@ class TestReleases:
             sum(map(np.prod, engine.table_shapes(huginn.table(config)).values())) == 3_564_976_800
         )
 
-    @pytest.mark.parametrize(
-        "name",
+    @over(
         [f"qwen2.5-coder-{size}b" for size in ("0.5", "1.5", "7")]
-        + [f"sdar-{n}b" for n in ("1.7", 4, 8)],
+        + [f"sdar-{n}b" for n in ("1.7", 4, 8)]
     )
     def test_transformers(self, name, tmp_path):
         config, kind = PRESETS[name], name.partition("-")[0].removesuffix(".5")
@@ -224,13 +222,13 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers")
 @pytest.mark.slow
 @pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 class TestTransformers:
-    @pytest.mark.parametrize("name", [n for n in MODELS if re.match("qwen|llama", n)])
+    @over([n for n in MODELS if re.match("qwen|llama", n)])
     def test_exported_files_load_with_equal_logits(self, name, tmp_path):
         folder = exported(make_model(name), tmp_path)
         model = str(tmp_path / "model")
         assert main(["check", model, "--torch", str(folder), "--tolerance", "2e-4"]) == 0
 
-    @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+    @over(["Qwen2", "Qwen3", "Llama"], argument="kind")
     def test_files_that_transformers_writes(self, kind, tmp_path):
         import torch
         import transformers

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from exports import edit, exported, fails, imported, make_model
+from marks import over
 from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
@@ -61,8 +62,7 @@ def written(source: Path, tokenizer: Tokenizer | None, **config) -> Path:
 
 
 class TestBeginOfText:
-    @pytest.mark.parametrize(
-        ("post", "config", "named", "bos"),
+    @over(
         [
             ({}, {}, {}, None),
             (
@@ -78,12 +78,12 @@ class TestBeginOfText:
             (BOTH, {}, {}, 1),  # a prompt is continued, so nothing comes after it
             ({"before": "$A </s>", "special": [("</s>", 2)]}, {}, {}, None),
         ],
+        argument="post, config, named, bos",
     )
     def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, bos):
         assert begin_of_text(written(tmp_path, words(**post), **config), named) == bos
 
-    @pytest.mark.parametrize(
-        ("post", "config", "named", "message"),
+    @over(
         [
             (
                 BEGIN,
@@ -106,6 +106,7 @@ class TestBeginOfText:
             ({}, {"add_bos_token": True}, {}, "no file names the token"),
             (BOTH | {"before": "<s> </s> $A"}, {}, {}, r"with \[1, 2\], not with one token"),
         ],
+        argument="post, config, named, message",
     )
     def test_files_that_contradict_each_other(self, tmp_path, post, config, named, message):
         with pytest.raises(ConvertError, match=message):
@@ -118,10 +119,8 @@ class TestBeginOfText:
         model = imported(folder / "exported", "--tokenizer", str(folder / "other.json"))
         assert model.token_spec.bos == 1
 
-    @pytest.mark.parametrize("bos", [1, None])
-    @pytest.mark.parametrize(
-        "post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}]
-    )
+    @over([1, None], argument="bos")
+    @over([{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}], argument="post")
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
         told = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(**post)}
         model = dataclasses.replace(make_model("qwen2"), **told)
@@ -133,7 +132,7 @@ class TestBeginOfText:
         assert ("ByteLevel" in json.dumps(steps)) == ("after_bytes" in post)
         assert imported(out).token_spec == model.token_spec
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @over(KINDS, argument="kind")
     def test_every_kind_of_tokenizer_begins_its_texts(self, tmp_path, kind):
         own = KINDS[kind]()
         model = make_model("qwen2", vocab_size=512)
@@ -186,8 +185,8 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 class TestSpecialTokens:
-    @pytest.mark.parametrize("name", TEMPLATES)
-    @pytest.mark.parametrize("told", ["texts", "objects", "map", "ids"])
+    @over(TEMPLATES)
+    @over(["texts", "objects", "map", "ids"], argument="told")
     def test_templates_know_them_after_an_import(self, folder, name, told):
         template, want = TEMPLATES[name]
         texts = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -214,8 +213,7 @@ class TestSpecialTokens:
         assert found == {"unk_token": "<unk>"}
         assert config["eos_token"] == "</s>" and "image_token" not in config
 
-    @pytest.mark.parametrize(
-        ("config", "message"),
+    @over(
         [
             (
                 {"bos_token": 5},
@@ -226,6 +224,7 @@ class TestSpecialTokens:
                 r"token 1 is '<pad>' in .*tokenizer_config\.json .*, but '<s>' in .*tokenizer\.json",
             ),
         ],
+        argument="config, message",
     )
     def test_files_that_contradict_each_other(self, folder, capsys, config, message):
         source = written(folder / "exported", words(), **config)
@@ -251,7 +250,7 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers")
 
 @pytest.mark.peers
 @pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
-@pytest.mark.parametrize("name", CAUSAL)
+@over(CAUSAL)
 def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(name, tmp_path):
     import torch
     import transformers
@@ -275,8 +274,8 @@ def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(nam
 
 @pytest.mark.peers
 @pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("kind", ["llama", "byte level"])
+@over(TEMPLATES)
+@over(["llama", "byte level"], argument="kind")
 def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
     import transformers
 

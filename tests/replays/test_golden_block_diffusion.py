@@ -3,13 +3,13 @@
 Sizes, block length and mask id are read from the arrays and the config.
 """
 
-import functools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from reading import positions_of, read
+from recorded import equal
 from recorded_block_diffusion import FOLDER, arrays, assert_close, model
 
 from paradec_jax.convert.engine import read_json
@@ -30,7 +30,7 @@ def row(name: str) -> jax.Array:
     return jnp.asarray(arrays("forward")[name], jnp.int32)[None]
 
 
-@functools.cache
+@cache
 def prompt():
     network, params, _ = model()
     return read(network, params, row("prefix_ids"))
@@ -81,9 +81,7 @@ def test_all_blocks_without_a_cache():
     network, params, _ = model()
     want, tokens = arrays("forward"), row("full_ids")
     positions = positions_of(tokens)
-    np.testing.assert_array_equal(
-        masks.block_causal(positions, network.block)[0], want["full_mask"]
-    )
+    equal(masks.block_causal(positions, network.block)[0], want["full_mask"])
     logits, _, _ = read(network, params, tokens, positions)
     assert_close(logits[0], want["full_logits"], TOLERANCE)
     block = want["block_logits"]
@@ -94,11 +92,11 @@ def test_the_doubled_layout_of_training():
     network, params, _ = model()
     want, half = arrays("forward"), row("dual_ids").shape[1] // 2
     positions, block = row("dual_positions")[:, :half], network.block
-    np.testing.assert_array_equal(row("dual_positions")[:, half:], positions)
+    equal(row("dual_positions")[:, half:], positions)
     noisy = [masks.block_diagonal(positions, block), masks.strictly_before(positions, block)]
     whole = masks.block_causal(positions, block)
     mask = jnp.block([noisy, [jnp.zeros_like(whole), whole]])
-    np.testing.assert_array_equal(mask[0], want["dual_mask"])
+    equal(mask[0], want["dual_mask"])
     logits, hidden, _ = read(network, params, row("dual_ids"), row("dual_positions"), None, mask)
     assert_close(logits[0], want["dual_logits"], TOLERANCE)
     assert_close(hidden[0], want["dual_hidden"], TOLERANCE)

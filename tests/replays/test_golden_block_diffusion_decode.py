@@ -5,7 +5,6 @@ Settings are read from `decode_cases.json`, sizes from the arrays.
 """
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -13,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
+from recorded import equal, jitted
 from recorded_block_diffusion import arrays, assert_close, cases, model
 
 from experiments.replicas import ReleasedDenoising
@@ -162,7 +163,7 @@ def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndar
     return result, {name: value[kept] for name, value in steps.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def logits_of(network, params, hidden):
     return network.logits(params, hidden)
 
@@ -177,7 +178,7 @@ def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
         elif name == "logits":
             assert_close(found[name], want, LOGITS)
         else:
-            np.testing.assert_array_equal(found[name], want, err_msg=name)
+            equal(found[name], want, err_msg=name)
 
 
 def until_stop(case: Case) -> int:
@@ -186,7 +187,7 @@ def until_stop(case: Case) -> int:
     return int(hits.argmax()) + 1 if hits.any() else case.whole
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@over(CLEAN)
 def test_steps(name):
     """Without fusions, a recorded step is a call; a row ends at its stop token, and where nothing
     follows a store.
@@ -201,7 +202,7 @@ def test_steps(name):
         assert 0 < count <= len(case["block"]) and result.reasons[0] == decode.Reason.STOP
     assert_steps(found, case, count)
     assert int(result.lengths[0]) == end
-    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    equal(result.tokens[0, :end], case["tokens"][:end])
     if end == case.whole:
         assert count == case.steps
         assert case.calls is None or int(result.network_calls[0]) == case.calls - 1
@@ -211,7 +212,7 @@ ONE_A_RULE = {case_of(name).rule: name for name in reversed(CLEAN)}.values()
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in CLEAN if name not in ONE_A_RULE]
 
 
-@pytest.mark.parametrize("name", [*ONE_A_RULE, *SELDOM])
+@over([*ONE_A_RULE, *SELDOM])
 def test_fusions_repeat_the_texts(name):
     """Each recorded denoising call is one call here, and nothing else is."""
     case = case_of(name)
@@ -221,12 +222,12 @@ def test_fusions_repeat_the_texts(name):
         request = request_of(case, case.whole - len(case.prompt))
         result = decode.run(decoder, params, request, decoder.Knobs(**case.knobs))
     end = until_stop(case)
-    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    equal(result.tokens[0, :end], case["tokens"][:end])
     calls = int(result.network_calls[0])
     assert calls == len(case["block"]) if end == case.whole else calls <= len(case["block"])
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@over(RECORDED)
 def test_programs(name):
     """The late end, and for one case confidences after truncation: every step, every token, every
     call.
@@ -237,7 +238,7 @@ def test_programs(name):
     assert_steps(found, case, len(case["block"]))
     assert (case.steps, case.calls) == (len(case["block"]), int(result.network_calls[0]))
     length = int(result.lengths[0])
-    np.testing.assert_array_equal(result.tokens[0, :length], case["tokens"][:length])
+    equal(result.tokens[0, :length], case["tokens"][:length])
     assert (case["tokens"][length:] == model()[2].mask).all() and length % model()[0].block == 0
     assert (length < case.whole) == (result.reasons[0] == decode.Reason.STOP)
 
@@ -261,7 +262,7 @@ def test_unequal_prompts_in_one_batch():
     with jax.default_matmul_precision("highest"):
         result = decode.run(decoder, params, request, decoder.Knobs(**wanted.knobs))
     for row, case in enumerate(group):
-        np.testing.assert_array_equal(result.tokens[row, : case.whole], case["tokens"])
+        equal(result.tokens[row, : case.whole], case["tokens"])
     assert result.network_calls.tolist() == [len(case["block"]) for case in group]
 
 
@@ -281,12 +282,12 @@ def filters() -> dict[str, decode.SamplingKnobs]:
     return found
 
 
-@pytest.mark.parametrize("name", filters())
+@over(filters())
 def test_truncation(name):
     logits, want = jnp.asarray(arrays("decode")["filter.logits"]), arrays("decode")[name]
     probs = filtered_probabilities(logits, filters()[name], top_p_rule="keep-renormalised")
     if not name.endswith("_probs"):
-        np.testing.assert_array_equal(probs > 0, np.isfinite(want))
+        equal(probs > 0, np.isfinite(want))
         want = np.asarray(jax.nn.softmax(jnp.asarray(want), axis=-1))
     assert_close(probs, want, PROBABILITIES)
 

@@ -7,13 +7,15 @@ residuals.
 import dataclasses
 import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import read
-from recorded import assert_gradients, exported, part_of
+from recorded import assert_gradients, equal, exported, near, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
@@ -53,7 +55,7 @@ def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
     )
 
 
-@functools.cache
+@cache
 def context(prepared: bool = False):
     """What the head says of the prefix, and its keys and values as a cache."""
     want = arrays("mrp_forward")
@@ -61,7 +63,7 @@ def context(prepared: bool = False):
     return residual, Prefix(out.kv, jnp.asarray([len(want["prefix_ids"])]))
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@over([False, True], argument="prepared")
 def test_the_prefix(prepared):
     want, (residual, prefix) = arrays("mrp_forward"), context(prepared)
     assert_close(residual[0], want["prefix_residual_hidden"], RESIDUAL)
@@ -70,7 +72,7 @@ def test_the_prefix(prepared):
         assert_close(kv.v[0], want["mrp_cache_v"][i], RESIDUAL)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@over([False, True], argument="prepared")
 def test_two_steps_in_a_block(prepared):
     want, (_, prefix), start = (
         arrays("mrp_forward"),
@@ -126,7 +128,7 @@ def test_the_released_initialisation():
 # Algorithm 1
 
 
-@functools.cache
+@cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     return part_of(arrays("mrp_loss"), f"{name}.")
 
@@ -170,7 +172,7 @@ def batch_of(name: str) -> dict[str, jax.Array]:
     return {key: jnp.asarray(value) for key, value in found.items()}
 
 
-@functools.cache
+@cache
 def unrolled_by(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
     unrolling = Unrolling(backbone, network, spec, rules, None)
@@ -194,7 +196,7 @@ def unrolled_by(rules: ResidualRules):
     return run
 
 
-@functools.cache
+@cache
 def unrolled(name: str):
     return unrolled_by(rules_of(name))(head()[1], model()[1], batch_of(name))
 
@@ -206,16 +208,14 @@ def both(name: str, streams) -> np.ndarray:
     return np.concatenate([streams.noisy, streams.clean], axis=1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@over(CASES)
 def test_steps(name):
     case, (steps, *_) = case_of(name), unrolled(name)
     if "hidden_A" in case:
         assert_close(both(name, steps.start), case["hidden_A"], LOGITS)
     for k in range(1, rules_of(name).unroll + 1):
-        np.testing.assert_array_equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
-        np.testing.assert_array_equal(
-            steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"])
-        )
+        equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
+        equal(steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"]))
         base, residual = (jax.tree.map(lambda x: x[k - 1], t) for t in (steps.base, steps.residual))  # noqa: B023
         taught = steps.start._replace(noisy=steps.taught[k - 1])
         for key, streams in (("in", base), ("residual", residual), ("teacher", taught)):
@@ -223,7 +223,7 @@ def test_steps(name):
                 assert_close(both(name, streams), case[f"s{k}.hidden_{key}"], LOGITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@over(CASES)
 def test_divergences(name):
     case, (steps, values, found, before, _) = case_of(name), unrolled(name)
     without = found["uncorrected_kl"] if rules_of(name).direct else before
@@ -234,20 +234,20 @@ def test_divergences(name):
             assert_close(np.where(still, got[k - 1], 0), want, LOGITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@over(CASES)
 def test_three_normalisers(name):
     case, (*_, losses) = case_of(name), unrolled(name)
     for kind, got in losses.items():
         want = [case[f"s{k}.loss_{kind}"] for k in range(1, len(got) + 1)]
-        np.testing.assert_allclose(got, want, rtol=LOSS)
-        np.testing.assert_allclose(np.mean(got), case[f"loss_{kind}"], rtol=LOSS)
+        near(got, want, rtol=LOSS)
+        near(np.mean(got), case[f"loss_{kind}"], rtol=LOSS)
 
 
 def test_a_denominator_is_negative():
     assert any(case_of(name)["s1.answer_len_corrected"] < 0 for name in CASES)
 
 
-@functools.cache
+@cache
 def gradient_of(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
     return jax.jit(
@@ -255,12 +255,12 @@ def gradient_of(rules: ResidualRules):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@over(CASES)
 def test_gradients(name):
     case, (network, params) = case_of(name), head()
     run = gradient_of(rules_of(name))
     (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
-    np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
+    near(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
     assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
 
@@ -273,8 +273,8 @@ def test_sizes_of_residuals():
     assert logits.shape == tuple(want["logits_shape"])
     for name, features in (("hidden", want["hidden"]), ("logits", np.asarray(logits))):
         found = magnitudes(features)
-        np.testing.assert_allclose(found.residual, want[f"{name}_residual_rms"], rtol=LOSS)
-        np.testing.assert_allclose(found.reference, want[f"{name}_reference_rms"], rtol=LOSS)
+        near(found.residual, want[f"{name}_residual_rms"], rtol=LOSS)
+        near(found.reference, want[f"{name}_reference_rms"], rtol=LOSS)
 
 
 def test_every_recorded_array_is_compared():

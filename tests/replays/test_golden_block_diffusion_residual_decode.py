@@ -5,13 +5,13 @@ veto.
 sizes from the arrays.
 """
 
-import functools
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from marks import over
+from recorded import equal
 from recorded_block_diffusion import arrays, assert_close, cases, head, model
 
 from experiments.decoders.residual_veto import ResidualVeto
@@ -69,7 +69,7 @@ def everything(state, info):
     )
 
 
-@functools.cache
+@cache
 def replayed(name: str, decoder: Any, **knobs: float) -> tuple[Any, Any]:
     """The result of a decode, and what `everything` recorded of each step while the row was
     running, on the host.
@@ -106,7 +106,7 @@ def masks_before(tokens: np.ndarray, where: np.ndarray) -> np.ndarray:
 # The base decoder, and direct decoding
 
 
-@pytest.mark.parametrize("name", named("base"))
+@over(named("base"))
 def test_base(name):
     rule, knobs = rule_of(name)
     network, params, spec = model()
@@ -123,13 +123,11 @@ def test_base(name):
         np.arange(len(at))[:, None], at[:, None] + np.arange(network.block)
     ]
     assert len(at) == RECORDED[name]["target_denoise"]
-    np.testing.assert_array_equal(
-        result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens")
-    )
-    np.testing.assert_array_equal(at // network.block, found(name, "block"))
-    np.testing.assert_array_equal(np.asarray(info.step[:, 0])[kept], found(name, "step"))
-    np.testing.assert_array_equal(where, found(name, "reveal"))
-    np.testing.assert_array_equal(np.where(where, spec.mask, after), found(name, "before"))
+    equal(result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens"))
+    equal(at // network.block, found(name, "block"))
+    equal(np.asarray(info.step[:, 0])[kept], found(name, "step"))
+    equal(where, found(name, "reveal"))
+    equal(np.where(where, spec.mask, after), found(name, "before"))
 
 
 def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]]:
@@ -142,7 +140,7 @@ def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]
     ), knobs
 
 
-@pytest.mark.parametrize("name", named("direct"))
+@over(named("direct"))
 def test_direct(name):
     """Every round of every call: without fusions a recorded call is a call."""
     decoder, knobs = direct_of(name, fuse_store=False, fuse_prompt=False)
@@ -162,9 +160,9 @@ def test_direct(name):
         if kind == "conf":
             assert_close(got, found(name, kind), PROBABILITIES)
         else:
-            np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
+            equal(got, found(name, kind), err_msg=kind)
     whole = len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    equal(result.tokens[0, :whole], found(name, "tokens"))
     case, (prompts, stores) = RECORDED[name], stores_of(name)
     calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
     asked = case["target_denoise"], case.get("mrp_forwards", 0)
@@ -177,7 +175,7 @@ def test_fusions_repeat_the_texts(name):
     decoder, knobs = direct_of(name)
     result, _ = replayed(name, decoder, **knobs)
     whole, case = len(found(name, "tokens")), RECORDED[name]
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    equal(result.tokens[0, :whole], found(name, "tokens"))
     assert result.counts["network_calls"][0] == case["target_denoise"]
     prompts, stores = stores_of(name)
     assert (
@@ -228,12 +226,12 @@ def assert_rounds(rounds: list[dict[str, np.ndarray]], name: str) -> None:
         want = found(name, kind)
         if kind == "draft_tok":
             got, want = got[some], want[some]
-        np.testing.assert_array_equal(got, want, err_msg=kind)
+        equal(got, want, err_msg=kind)
     case = RECORDED[name]
     assert (len(rounds), int(some.sum())) == (case["rounds"], case["drafts"])
 
 
-@pytest.mark.parametrize("name", [name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
+@over([name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
 def test_speculative(name):
     """Every round of the fresh variant, without fusions; calls and the head's calls, stores and
     prompts counted.
@@ -243,7 +241,7 @@ def test_speculative(name):
     decoder = decode.ResidualSpeculative(rule=rule, candidates=case["K"], **plain)
     result, records = replayed(name, decoder, **knobs)
     whole = len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    equal(result.tokens[0, :whole], found(name, "tokens"))
     assert_rounds(rounds_of(records, model()[0].block), name)
     prompts, stores = stores_of(name)
     calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
@@ -263,14 +261,14 @@ def test_speculation_repeats_the_base(name):
     for ride in (False, True):
         decoder = decode.ResidualSpeculative(rule=rule, candidates=max(case["K"], 2), ride=ride)
         result, _ = replayed(name, decoder, **knobs)
-        np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+        equal(result.tokens[0, :whole], found(name, "tokens"))
         counts.append(int(result.counts["network_calls"][0]))
     if case["K"] > 1:
         assert counts[0] == case["seed_forwards"] + case["verify_forwards"]
     assert counts[1] <= counts[0]
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
+@over(OFFICIAL)
 def test_the_released_loop(name):
     """Drafts from scores of one reveal before; with and without the head's cache."""
     case = RECORDED[name]
@@ -278,7 +276,7 @@ def test_the_released_loop(name):
     result, records = replayed(name, decoder)
     tokens, _, _, _, info = records
     whole, block = len(found(name, "tokens")), model()[0].block
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    equal(result.tokens[0, :whole], found(name, "tokens"))
     verifying = np.flatnonzero(info.drafts.exists[:, 1:].any(axis=-1))
     rounds = []
     for i in verifying:
@@ -321,7 +319,7 @@ def test_judging_positions_is_lossy():
     assert different > total / 10
 
 
-@pytest.mark.parametrize("name", [*named("remask"), *named("remask_conf")])
+@over([*named("remask"), *named("remask_conf")])
 def test_veto(name):
     case = RECORDED[name]
     judge = "change" if case["mode"] == "remask" else "confidence"
@@ -332,7 +330,7 @@ def test_veto(name):
         decoder = ReleasedVeto(judge=judge)
     result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
     block, kept, whole = model()[0].block, info.reads, len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    equal(result.tokens[0, :whole], found(name, "tokens"))
     at, where, asked = info.at[kept], info.where[kept], info.asked[kept]
     after = tokens[kept][np.arange(len(at))[:, None], at[:, None] + np.arange(block)]
     made = {
@@ -344,14 +342,14 @@ def test_veto(name):
         "reveal": where,
     }
     for kind, got in made.items():
-        np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
+        equal(got, found(name, kind), err_msg=kind)
     assert_close(info.scores[kept], found(name, "conf"), PROBABILITIES)
     assert_close(info.gate[kept][asked], found(name, "gate")[asked], LOGITS)
     assert asked.any() and len(at) == case["target_denoise"]
-    np.testing.assert_array_equal(asked, found(name, "proposed").sum(axis=1) > 1)
+    equal(asked, found(name, "proposed").sum(axis=1) > 1)
     if case["mrp_prefix_kv"]:
         fused, _ = replayed(name, ResidualVeto(judge=judge), **knobs)
-        np.testing.assert_array_equal(fused.tokens[0, :whole], found(name, "tokens"))
+        equal(fused.tokens[0, :whole], found(name, "tokens"))
         assert fused.counts["network_calls"][0] == case["target_denoise"]
 
 

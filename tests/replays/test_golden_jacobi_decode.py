@@ -5,15 +5,17 @@ share a program, those of several models too.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator
+from functools import cache, cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
+from recorded import equal
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
@@ -31,12 +33,12 @@ KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote
 # What was recorded
 
 
-@functools.cache
+@cache
 def fields_of(model: str) -> dict[str, Any]:
     return read_json(folder_of(model) / "config.json")
 
 
-@functools.cache
+@cache
 def loaded(model: str) -> tuple[TransformerNetwork, Any]:
     """Network and parameters; a tied output matrix is written out beforehand, so that models share
     programs.
@@ -57,7 +59,7 @@ class Case:
     kind: str
     tag: str
 
-    @functools.cached_property
+    @cached_property
     def prompts(self) -> list[int]:
         names = [str(name).split("/p") for name in arrays(self.model, self.kind)["names"]]
         return [int(prompt) for tag, prompt in names if tag == self.tag]
@@ -194,7 +196,7 @@ def decoder_of(case: Case) -> Any:
     )
 
 
-@functools.cache
+@cache
 def widest_prompt() -> int:
     return max(int(arrays(model, "greedy")["prompt_len"].max()) for model in MODELS)
 
@@ -250,7 +252,7 @@ def knobs_of(case: Case, decoder: Any) -> Any:
     )
 
 
-@functools.cache
+@cache
 def replayed(case: Case) -> tuple[decode.Decoded, Any]:
     """The result and the info of every network call."""
     decoder, request = decoder_of(case), request_of(case)
@@ -344,7 +346,7 @@ def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray])
     run.ends_alike()
 
 
-@pytest.mark.parametrize("case", parameters("jacobi_decode"))
+@over(parameters("jacobi_decode"), argument="case")
 def test_blocks(case):
     for run in runs(case):
         start = run.got["start"]
@@ -355,7 +357,7 @@ def test_blocks(case):
         run.exactly(prefill_argmax=run.got["before"][0], spawn_iter=[], promote_iter=[])
 
 
-@pytest.mark.parametrize("case", parameters("multiblock_main", "multiblock_promote"))
+@over(parameters("multiblock_main", "multiblock_promote"), argument="case")
 def test_multi_block(case):
     for run in runs(case):
         got = run.got
@@ -373,7 +375,7 @@ def test_multi_block(case):
         run.exactly(promote_iter=promoted, promote_block=got["promoted"][promoted])
 
 
-@pytest.mark.parametrize("case", parameters("running_window"))
+@over(parameters("running_window"), argument="case")
 def test_running_window(case):
     for run in runs(case):
         got = run.got
@@ -381,7 +383,7 @@ def test_running_window(case):
         run.ends_alike()
 
 
-@pytest.mark.parametrize("case", parameters("trajectories"))
+@over(parameters("trajectories"), argument="case")
 def test_trajectories(case):
     result, infos = replayed(case)
     for row, blocks in enumerate(trajectories(infos)[: len(case.prompts)]):
@@ -389,9 +391,7 @@ def test_trajectories(case):
             name: case.of(name)[row]
             for name in ("points", "point_block", "num_forwards", "kv_start")
         }
-        np.testing.assert_array_equal(
-            np.concatenate([block.points for block in blocks]), want["points"]
-        )
+        equal(np.concatenate([block.points for block in blocks]), want["points"])
         counts = [len(block.points) for block in blocks]
         assert np.repeat(np.arange(len(blocks)), counts).tolist() == want["point_block"].tolist()
         assert [block.network_calls for block in blocks] == want["num_forwards"].tolist()
@@ -401,13 +401,13 @@ def test_trajectories(case):
         assert result.completions()[row] == case.of("output")[row].tolist()
 
 
-@pytest.mark.parametrize("case", parameters("trajectories")[:1])
+@over(parameters("trajectories")[:1], argument="case")
 def test_aliased_trajectories_lose_their_draft(case):
     _, infos = replayed(case)
     for true, stored in zip(trajectories(infos), trajectories(infos, aliased=True), strict=True):
         for one, other in zip(true, stored, strict=True):
-            np.testing.assert_array_equal(other.points[0], one.points[-1])
-            np.testing.assert_array_equal(other.points[1:], one.points[1:])
+            equal(other.points[0], one.points[-1])
+            equal(other.points[1:], one.points[1:])
             assert (one.points[0] != one.points[-1]).any()
 
 
@@ -423,7 +423,7 @@ def probability_names() -> list:
     ]
 
 
-@pytest.mark.parametrize(("model", "name"), probability_names())
+@over(probability_names(), argument="model, name")
 def test_target_probabilities(model, name):
     stored = arrays(model, "running_window")
     temperature, top_k, top_p = re.fullmatch(

@@ -2,15 +2,16 @@
 always zero.
 """
 
-import functools
 import json
 import shutil
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
 from reading import positions_of, read
+from recorded import equal, jitted
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
 from paradec_jax import store
@@ -39,7 +40,7 @@ def hidden_after() -> list[str]:
     return [f"hidden_after_block_{i}" for i in range(model()[0].config.layers)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def call(network, params, tokens, level=None):
     """Head inputs and logits, what each block puts out, and the attended heads of the first; of a
     noise level.
@@ -72,7 +73,7 @@ def call(network, params, tokens, level=None):
     return network.logits(params, hidden), outputs, joined
 
 
-@functools.cache
+@cache
 def plain():
     network, params, _ = model()
     return call(network, params, jnp.asarray(arrays("forward")["xt"]))
@@ -101,7 +102,7 @@ def test_both_configs_describe_the_model(tmp_path):
     nested = store.load(tmp_path, dtype="float32")
     assert (nested.config, nested.token_spec) == (network.config, spec)
     assert spec.mask == network.vocab_size - 1 and spec.alignment == "own"
-    jax.tree.map(np.testing.assert_array_equal, nested.params, params)
+    jax.tree.map(equal, nested.params, params)
 
 
 def test_raw_logits():
@@ -123,13 +124,11 @@ def test_log_probabilities():
     assert_close(got[..., mask], want["log_probs"][..., mask], MASKS_COLUMN)
     masked = tokens == mask
     assert masked.any() and not masked[0].any()
-    np.testing.assert_array_equal(
-        got[~masked], want["log_probs"][~masked]
-    )  # carried over, to the bit
-    np.testing.assert_array_equal(tokens[~masked], want["x0"][~masked])
+    equal(got[~masked], want["log_probs"][~masked])  # carried over, to the bit
+    equal(tokens[~masked], want["x0"][~masked])
     assert np.exp(got[masked][:, mask]).max() == 0
     lowered = np.asarray(without_mask(plain()[0], mask))
-    np.testing.assert_array_equal(lowered[..., others], np.asarray(plain()[0])[..., others])
+    equal(lowered[..., others], np.asarray(plain()[0])[..., others])
 
 
 def test_noise_map():
@@ -144,7 +143,7 @@ def test_attended_heads_of_the_first_block():
     assert_close(plain()[2], arrays("forward")["block0_attn_heads_out"], TOLERANCE)
 
 
-@pytest.mark.parametrize("name", hidden_after())
+@over(hidden_after())
 def test_hidden_states(name):
     got = plain()[1][int(name.rpartition("_")[2])]
     assert_close(got, arrays("forward")[name], TOLERANCE)

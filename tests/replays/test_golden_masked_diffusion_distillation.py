@@ -2,15 +2,15 @@
 and its average.
 """
 
-import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
-from recorded import exported, part_of
+from marks import over
+from recorded import equal, exported, near, part_of
 from recorded_masked_diffusion import arrays, assert_close, assert_gradients, model, student
 
 from paradec_jax.convert import mdlm
@@ -52,7 +52,7 @@ def step_of(tag: str):
     return rules.step_size(round_of(arrays("sdtt_targets")[f"{tag}_dt"], rules.jump))
 
 
-@functools.cache
+@cache
 def taught(tag: str):
     """Head inputs, the text before each step, and log-probabilities of the targets."""
     network, params, spec = model()
@@ -90,24 +90,22 @@ def test_every_recorded_array_is_compared():
         assert re.fullmatch(rest + r"|grad.*|after_adamw/.*|ema_after_1_update/.*", name), name
 
 
-@pytest.mark.parametrize("tag", tags("dt"))
+@over(tags("dt"), argument="tag")
 def test_steps_and_times(tag):
     want, rules = arrays("sdtt_targets"), rules_of(tag)
     step = step_of(tag)
-    np.testing.assert_allclose(step, want[f"{tag}_dt"], rtol=1e-6)
+    near(step, want[f"{tag}_dt"], rtol=1e-6)
     times = rules.teacher_times(jnp.asarray(want["t_start"]), step)
-    np.testing.assert_allclose(times, want[f"{tag}_ts"], atol=1e-6)
+    near(times, want[f"{tag}_ts"], atol=1e-6)
 
 
-@pytest.mark.parametrize("tag", tags("x_before_each_step"))
+@over(tags("x_before_each_step"), argument="tag")
 def test_text_before_each_step(tag):
     """The analytic sampler, which is the ancestral one here, had drawn the same tokens."""
-    np.testing.assert_array_equal(
-        taught(tag)[1], arrays("sdtt_targets")[f"{tag}_x_before_each_step"]
-    )
+    equal(taught(tag)[1], arrays("sdtt_targets")[f"{tag}_x_before_each_step"])
 
 
-@pytest.mark.parametrize("tag", tags("target"))
+@over(tags("target"), argument="tag")
 def test_targets(tag):
     want, mask = arrays("sdtt_targets"), model()[2].mask
     hidden = want["xt"] == mask
@@ -117,7 +115,7 @@ def test_targets(tag):
     assert_close(got[:, mask], wanted[:, mask], MASKS_COLUMN)
 
 
-@functools.cache
+@cache
 def said():
     """The student's raw logits on the noised text."""
     network, _, _ = model()
@@ -142,19 +140,19 @@ def mean_divergence(tag: str, kind: str, released: bool) -> float:
     return float(values[arrays("sdtt_targets")["xt"] == spec.mask].mean())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tag", tags("loss_mse"))
+@over(MODES, argument="mode")
+@over(tags("loss_mse"), argument="tag")
 def test_divergences(tag, mode):
     got, want = mean_divergence(tag, MODES[mode], released=True), arrays("sdtt_targets")
     loose = 1e-3 if mode in ("mse", "tvd") else 1e-4
-    np.testing.assert_allclose(got, want[f"{tag}_loss_{mode}"], rtol=loose)
-    np.testing.assert_allclose(got, want[f"{tag}_loss_{mode}_f64"], rtol=loose)
+    near(got, want[f"{tag}_loss_{mode}"], rtol=loose)
+    near(got, want[f"{tag}_loss_{mode}_f64"], rtol=loose)
 
 
-@pytest.mark.parametrize("tag", tags("tv_dist_unused_helper"))
+@over(tags("tv_dist_unused_helper"), argument="tag")
 def test_total_variation(tag):
     want = arrays("sdtt_targets")[f"{tag}_tv_dist_unused_helper"]
-    np.testing.assert_allclose(mean_divergence(tag, "tvd", released=False), want, rtol=1e-4)
+    near(mean_divergence(tag, "tvd", released=False), want, rtol=1e-4)
 
 
 # One update, end to end
@@ -170,7 +168,7 @@ def batch_of() -> dict:
     }
 
 
-@functools.cache
+@cache
 def graded(mode: str):
     network, params, spec = model()
     rules = DistillationRules(grid="released", divergence=MODES[mode], released=True)
@@ -185,23 +183,21 @@ def tensors_of(tree) -> dict[str, np.ndarray]:
     return exported(mdlm, model()[0].config, tree)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@over(MODES, argument="mode")
 def test_loss(mode):
     loss, metrics, _ = graded(mode)
     want = arrays("sdtt_loss")[f"loss_{mode}"]
-    np.testing.assert_allclose(loss, want, rtol=1e-3 if mode in ("mse", "tvd") else 1e-4)
-    np.testing.assert_allclose(
-        metrics["teacher_steps"], (1 - 1e-5) / arrays("sdtt_loss")["dt"], rtol=1e-5
-    )
+    near(loss, want, rtol=1e-3 if mode in ("mse", "tvd") else 1e-4)
+    near(metrics["teacher_steps"], (1 - 1e-5) / arrays("sdtt_loss")["dt"], rtol=1e-5)
 
 
 def test_noised_text_and_the_teachers_first_step():
     network, params, spec = model()
     want, rules = arrays("sdtt_loss"), DistillationRules(grid="released")
     hidden = want["u_mask"] < 0.999 * want["t"][:, None]
-    np.testing.assert_array_equal(np.where(hidden, spec.mask, want["x0"]), want["xt"])
+    equal(np.where(hidden, spec.mask, want["x0"]), want["xt"])
     step = rules.step_size(round_of(want["dt"], rules.jump))
-    np.testing.assert_allclose(step, want["dt"], rtol=1e-6)
+    near(step, want["dt"], rtol=1e-6)
     noised, t, uniforms = (jnp.asarray(want[name]) for name in ("xt", "t", "u_teacher"))
     noised = noised.astype(jnp.int32)
     _, before = jax.jit(
@@ -209,7 +205,7 @@ def test_noised_text_and_the_teachers_first_step():
             noised, t, step, jax.random.key(0), uniforms
         )
     )(params)
-    np.testing.assert_array_equal(before[1], want["x_after_first_teacher_step"])
+    equal(before[1], want["x_after_first_teacher_step"])
 
 
 def test_gradients():

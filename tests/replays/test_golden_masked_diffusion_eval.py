@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import read
 from recorded_masked_diffusion import arrays, assert_close, model
 
@@ -54,7 +55,7 @@ def generative(definition):
     return math.exp(above.sum() / below.sum()), counted
 
 
-@pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
+@over(["sdtt", "mdlm"], argument="definition")
 def test_generative_perplexity(definition):
     value, counted = generative(definition)
     assert value == pytest.approx(float(recorded()[f"{definition}_gen_ppl"]), rel=1e-4)

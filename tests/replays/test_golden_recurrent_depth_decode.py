@@ -2,13 +2,13 @@
 leave.
 """
 
-import functools
 from itertools import islice
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
+from recorded import jitted
 from recorded_recurrent_depth import (
     arrays,
     assert_close,
@@ -48,7 +48,7 @@ def request_of(case: dict, extra: int = 0) -> decode.Request:
     )
 
 
-@pytest.mark.parametrize("case", cases("static_ar"))
+@over(cases("static_ar"), argument="case")
 def test_static_autoregressive(case):
     decoder = decoder_of(decode.Static, case)
     knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
@@ -56,12 +56,12 @@ def test_static_autoregressive(case):
     assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def read_prompt(decoder, params, request, knobs):
     return decoder.read_prompt(params, request, knobs)
 
 
-@pytest.mark.parametrize("case", cases("adaptive"))
+@over(cases("adaptive"), argument="case")
 def test_adaptive(case):
     decoder = decoder_of(
         replicas.ReleasedAdaptive,
@@ -99,7 +99,7 @@ def test_adaptive(case):
         assert np.nanmax(np.abs(measured[:, :checks] - recorded)) <= tolerance
 
 
-@pytest.mark.parametrize("case", cases("speculative"))
+@over(cases("speculative"), argument="case")
 def test_speculative(case):
     lookahead = case["lookahead_for_draft"]
     decoder = decoder_of(
@@ -122,7 +122,7 @@ def test_speculative(case):
     assert row(result) == want[f"tokens_{name}"].tolist()
 
 
-@pytest.mark.parametrize("case", cases("sampling"))
+@over(cases("sampling"), argument="case")
 def test_filtered_probabilities(case):
     values = {k: case[k] for k in ("top_k", "top_p", "min_p") if case.get(k) is not None}
     knobs = decode.SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)

@@ -1,13 +1,11 @@
 """Recorded steps of the original wavefront sampler."""
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import arrays_in
+from recorded import arrays_in, jitted
 from recorded_recurrent_depth import (
     ARRAYS,
     FOLDER,
@@ -91,17 +89,17 @@ def wave_of(run: dict):
     return decoder, request, knobs
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def start_of_wave(decoder, params, request, knobs):
     return decoder.init(params, request, knobs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def refine_wave(decoder, params, state, knobs):
     return decoder.refine(params, state, knobs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def advance_wave(decoder, state, refined, knobs):
     return decoder.advance(state, refined, knobs)
 
