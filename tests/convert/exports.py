@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
@@ -19,6 +21,7 @@ from paradec_jax.config import ResidualHeadConfig, RopeScaling, TokenSpec
 from paradec_jax.convert import weights
 from paradec_jax.families import PRESETS, parameter_shapes
 
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text())
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 NEXT = TokenSpec(bos=3, stop=(1, 2), pad=4)
@@ -115,6 +118,12 @@ def recorded(name: str, root: Path) -> Path:
         rewrite(folder, lambda tensors: tensors.update(load_file(source / "mrp.safetensors")))
         edit(folder / CONFIG, **json.loads((source / "mrp_config.json").read_text()))
     return folder
+
+
+def rows(name: str, *parts: str) -> Any:
+    """The mark of a test of each row of a table, whose parts have these names; JSON is read."""
+    table = [[json.loads(x) if str(x)[0] in "{[" else x for x in row] for row in TABLES[name]]
+    return pytest.mark.parametrize(parts, table)
 
 
 def edit(path: Path, **fields: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from marks import over
 from reading import read
-from recorded import assert_gradients, equal, exported, near, part_of
+from recorded import assert_gradients, equal, exported, graded, near, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
@@ -44,7 +44,7 @@ def call(backbone, network, frozen, params, tokens, positions, hidden, prefix):
     )
 
 
-def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
+def call_of(tokens, hidden, start: int, prefix=None, prepared: bool = False):
     """As `call`, of one row of the recorded model."""
     (backbone, frozen, _), (network, params) = model(), head()
     tokens = jnp.asarray(tokens)[None]
@@ -59,7 +59,7 @@ def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
 def context(prepared: bool = False):
     """What the head says of the prefix, and its keys and values as a cache."""
     want = arrays("mrp_forward")
-    residual, *_, out = said(want["prefix_ids"], want["prefix_hidden"], 0, prepared=prepared)
+    residual, *_, out = call_of(want["prefix_ids"], want["prefix_hidden"], 0, prepared=prepared)
     return residual, Prefix(out.kv, jnp.asarray([len(want["prefix_ids"])]))
 
 
@@ -79,7 +79,7 @@ def test_two_steps_in_a_block(prepared):
         context(prepared),
         len(arrays("mrp_forward")["prefix_ids"]),
     )
-    first, logits, corrected, out = said(
+    first, logits, corrected, out = call_of(
         want["step1_ids"], want["block_hidden"], start, prefix, prepared
     )
     assert out.counts == {"head_calls": 1}
@@ -88,7 +88,7 @@ def test_two_steps_in_a_block(prepared):
     assert_close(corrected[0], want["step1_corrected_logits"], LOGITS)
     assert_close(want["block_logits"] + logits[0], want["step1_corrected_logits"], LOGITS)
     assert_close(want["block_hidden"] + first[0], want["step2_hidden_in"], RESIDUAL)
-    second, _, corrected, _ = said(
+    second, _, corrected, _ = call_of(
         want["step2_ids"], want["step2_hidden_in"], start, prefix, prepared
     )
     assert_close(second[0], want["step2_residual_hidden"], RESIDUAL)
@@ -97,7 +97,7 @@ def test_two_steps_in_a_block(prepared):
 
 def test_a_block_without_its_prefix():
     want = arrays("mrp_forward")
-    residual, *_ = said(want["step1_ids"], want["block_hidden"], len(want["prefix_ids"]))
+    residual, *_ = call_of(want["step1_ids"], want["block_hidden"], len(want["prefix_ids"]))
     assert_close(residual[0], want["noprefix_step1_residual_hidden"], RESIDUAL)
 
 
@@ -126,6 +126,9 @@ def test_the_released_initialisation():
 
 
 # Algorithm 1
+
+
+every_case = over(CASES)
 
 
 @cache
@@ -208,7 +211,7 @@ def both(name: str, streams) -> np.ndarray:
     return np.concatenate([streams.noisy, streams.clean], axis=1)
 
 
-@over(CASES)
+@every_case
 def test_steps(name):
     case, (steps, *_) = case_of(name), unrolled(name)
     if "hidden_A" in case:
@@ -223,7 +226,7 @@ def test_steps(name):
                 assert_close(both(name, streams), case[f"s{k}.hidden_{key}"], LOGITS)
 
 
-@over(CASES)
+@every_case
 def test_divergences(name):
     case, (steps, values, found, before, _) = case_of(name), unrolled(name)
     without = found["uncorrected_kl"] if rules_of(name).direct else before
@@ -234,7 +237,7 @@ def test_divergences(name):
             assert_close(np.where(still, got[k - 1], 0), want, LOGITS)
 
 
-@over(CASES)
+@every_case
 def test_three_normalisers(name):
     case, (*_, losses) = case_of(name), unrolled(name)
     for kind, got in losses.items():
@@ -248,18 +251,16 @@ def test_a_denominator_is_negative():
 
 
 @cache
-def gradient_of(rules: ResidualRules):
+def objective_of(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
-    return jax.jit(
-        jax.value_and_grad(residual_loss(backbone, network, spec, rules, chunk=5), has_aux=True)
-    )
+    return residual_loss(backbone, network, spec, rules, chunk=5)
 
 
-@over(CASES)
+@every_case
 def test_gradients(name):
     case, (network, params) = case_of(name), head()
-    run = gradient_of(rules_of(name))
-    (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
+    objective = objective_of(rules_of(name))
+    loss, metrics, grads = graded(objective, params, model()[1], batch_of(name))
     near(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
     assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)

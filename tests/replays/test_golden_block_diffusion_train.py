@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import over
-from recorded import assert_gradients, equal, exported, near, part_of
+from recorded import assert_gradients, equal, exported, graded, near, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
 from paradec_jax.convert import qwen2
@@ -22,6 +22,9 @@ LOGITS = 2e-4
 LOSS = 1e-4  # relative
 GRADIENT = 5e-4  # of an array's largest entry
 CASES = sorted({key.partition(".")[0] for key in arrays("train")})
+
+
+every_case = over(CASES)
 
 
 @cache
@@ -60,14 +63,14 @@ def test_there_are_plain_and_packed_rows():
     assert min(counts.values()) == 1 and max(counts.values()) > 2, counts
 
 
-@over(CASES)
+@every_case
 def test_samples_are_found_in_packed_rows(name):
     samples = found_in(name).samples
     for i, row in enumerate(samples):
         equal(np.bincount(row), case_of(name)[f"sample_lengths{i}"])
 
 
-@over(CASES)
+@every_case
 def test_the_doubled_layout(name):
     case, layout, (_, _, spec) = case_of(name), found_in(name), model()
     noisy = np.where(case["masked"], spec.mask, case["input_ids"])
@@ -87,32 +90,33 @@ def test_the_doubled_layout(name):
 
 
 @cache
-def step_of():
+def objective():
     network, _, spec = model()
-    objective = block_diffusion_loss(network, spec)
-    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+    return block_diffusion_loss(network, spec)
 
 
-@over(CASES)
+@every_case
 def test_logits_of_hidden_tokens(name):
     case, (network, params, _) = case_of(name), model()
 
     @jax.jit
-    def said(params, clean, noisy, layout):
+    def logits_of(params, clean, noisy, layout):
         return network.logits(params, read_both(network, params, clean, noisy, layout).noisy)
 
     layout = jax.tree.map(jnp.asarray, found_in(name))
-    logits = said(params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout)
+    logits = logits_of(
+        params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout
+    )
     chosen, targets = np.asarray(logits)[case["masked"]], case["input_ids"][case["masked"]]
     assert_close(chosen, case["logits_masked"], LOGITS)
     equal(targets, case["target"])
     assert_close(token_losses(jnp.asarray(chosen), jnp.asarray(targets))[0], case["ce"], LOGITS)
 
 
-@over(CASES)
+@every_case
 def test_loss_and_gradients(name):
     case, (network, params, _) = case_of(name), model()
-    (loss, metrics), grads = step_of()(params, None, batch_of(case), jax.random.key(0))
+    loss, metrics, grads = graded(objective(), params, None, batch_of(case))
     assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
     near(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
     assert_gradients(exported(qwen2, network.config, grads), case, GRADIENT)

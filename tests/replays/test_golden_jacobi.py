@@ -63,32 +63,30 @@ def plain(name: str):
     return forward(network, params, tokens, positions_of(tokens), masks.causal(tokens.shape[1]))
 
 
-@over(models("logits"))
-def test_logits(name):
-    assert_close(plain(name)[0], arrays(name, "logits")["logits"], TOLERANCES.get(name, TOLERANCE))
+def close(name: str, got: jax.Array, array: str) -> None:
+    """What was computed is the recorded array."""
+    assert_close(got, arrays(name, "logits")[array], TOLERANCES.get(name, TOLERANCE))
 
 
-@over(models("logits"))
-def test_hidden_states(name):
-    want = arrays(name, "logits")["hidden_states"]
-    assert_close(plain(name)[1], want, TOLERANCES.get(name, TOLERANCE))
+every_model = over(models("logits"))
 
 
-@over(models("logits"))
-def test_cache_contents(name):
-    want, kv = arrays(name, "logits"), plain(name)[2]
-    tolerance = TOLERANCES.get(name, TOLERANCE)
-    assert_close(jnp.stack([layer.k.swapaxes(-1, -2) for layer in kv]), want["cache_k"], tolerance)
-    assert_close(jnp.stack([layer.v for layer in kv]), want["cache_v"], tolerance)
+@every_model
+def test_a_pass_over_whole_texts(name):
+    logits, states, kv = plain(name)
+    close(name, logits, "logits")
+    close(name, states, "hidden_states")
+    close(name, jnp.stack([layer.k.swapaxes(-1, -2) for layer in kv]), "cache_k")
+    close(name, jnp.stack([layer.v for layer in kv]), "cache_v")
 
 
-@over(models("logits"))
+@every_model
 def test_custom_positions_and_mask(name):
     network, params, _ = model(name)
     want = arrays(name, "logits")
     tokens, positions = want["input_ids"][:1], want["custom_pos"][None]
     logits, _, _ = forward(network, params, tokens, positions, want["custom_mask"])
-    assert_close(logits[0], want["custom_logits"], TOLERANCES.get(name, TOLERANCE))
+    close(name, logits[0], "custom_logits")
 
 
 @jitted
@@ -117,23 +115,20 @@ def fed(name: str):
     return jnp.concatenate(logits, axis=1), cache, at - DROPPED
 
 
-@over(models("logits"))
+@every_model
 def test_fed_through_a_cache(name):
-    assert_close(
-        fed(name)[0], arrays(name, "logits")["cached_logits"], TOLERANCES.get(name, TOLERANCE)
-    )
+    close(name, fed(name)[0], "cached_logits")
 
 
-@over(models("logits"))
+@every_model
 def test_fed_after_dropping_entries(name):
     """Nothing is done to drop them: what lies beyond the trusted length is not seen, then
     overwritten.
     """
     network, params, _ = model(name)
-    want = arrays(name, "logits")
     _, cache, trusted = fed(name)
-    logits, _ = feed(network, params, cache, jnp.asarray(want["retrim_ids"]), trusted)
-    assert_close(logits, want["retrim_logits"], TOLERANCES.get(name, TOLERANCE))
+    again = jnp.asarray(arrays(name, "logits")["retrim_ids"])
+    close(name, feed(network, params, cache, again, trusted)[0], "retrim_logits")
 
 
 def rotations() -> list[tuple[str, str]]:

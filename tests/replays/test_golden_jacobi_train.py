@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from marks import over
 from reading import read
-from recorded import assert_close, equal, exported, near, part_of
+from recorded import assert_close, equal, exported, graded, near, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
@@ -233,7 +233,7 @@ def step_of(name: str, rules: ConsistencyRules):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def graded(name: str, case: Case, rules: ConsistencyRules):
+def result_of(name: str, case: Case, rules: ConsistencyRules):
     """What `step_of` gives; rules that read the same passes share a program."""
     if rules.window_of(case.pairs) == case.pairs:
         shared = dataclasses.replace(
@@ -255,7 +255,7 @@ def global_norm(grads) -> float:
 @over(cases("train", "loss_total"), argument="name, tag, sub")
 def test_loss_and_gradient(name, tag, sub):
     case, rules = case_of(name, tag), rules_of(sub)
-    loss, terms, grads = graded(name, case, rules)
+    loss, terms, grads = result_of(name, case, rules)
     assert case[f"{sub}/ar_weight"] == rules.ar_weight
     for which in ("", "unpacked_"):
         if f"{sub}/{which}loss_total" in case.arrays:
@@ -285,11 +285,8 @@ def test_cllm(name, tag):
         "pairs": jnp.asarray([1]),
     }
     batch = told_by_id(batch, spec.pad)
-    step = jax.jit(jax.value_and_grad(cllm_loss(network, spec), has_aux=True))
-    (loss, terms), grads = step(params, None, batch, jax.random.key(0))
+    loss, terms, grads = graded(cllm_loss(network, spec), params, None, batch)
     assert_relative(10 * terms["ar"], found[f"{tag}/loss_ar_x10"], LOSS)
     assert_relative(terms["consistency"], found[f"{tag}/loss_cons"], LOSS)
     assert_relative(loss, found[f"{tag}/total"], LOSS)
-    assert_relative(
-        global_norm(jax.tree.map(np.asarray, grads)), found[f"{tag}/grad_global_norm"], NORM
-    )
+    assert_relative(global_norm(grads), found[f"{tag}/grad_global_norm"], NORM)

@@ -9,10 +9,9 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from marks import over
 from reading import positions_of, read
 from recorded import equal, jitted
-from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
+from recorded_masked_diffusion import FOLDER, arrays, assert_close, assert_log_probs, model
 
 from paradec_jax import store
 from paradec_jax.convert import mdlm
@@ -23,7 +22,6 @@ from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
 
 TOLERANCE = 1e-4
-MASKS_COLUMN = 0.13  # log-probabilities near -1e6, which float32 knows to 1/16
 READ = {  # arrays of forward.npz, each by the test that compares it
     "x0",
     "xt",
@@ -105,23 +103,32 @@ def test_both_configs_describe_the_model(tmp_path):
     jax.tree.map(equal, nested.params, params)
 
 
-def test_raw_logits():
-    assert_close(plain()[0], arrays("forward")["raw_logits"], TOLERANCE)
+def close(got, name: str) -> None:
+    """What was computed is the recorded array."""
+    assert_close(got, arrays("forward")[name], TOLERANCE)
+
+
+def test_a_pass():
+    """Logits, the attended heads of the first block, and what each block puts out."""
+    logits, outputs, heads = plain()
+    close(logits, "raw_logits")
+    close(heads, "block0_attn_heads_out")
+    for name in hidden_after():
+        close(outputs[int(name.rpartition("_")[2])], name)
 
 
 def test_logits_of_prepared_parameters():
     network, params, _ = model()
     logits, *_ = read(network, network.prepare(params), jnp.asarray(arrays("forward")["xt"]))
-    assert_close(logits, arrays("forward")["raw_logits"], TOLERANCE)
+    close(logits, "raw_logits")
 
 
 def test_log_probabilities():
     want, mask = arrays("forward"), model()[2].mask
     tokens = want["xt"]
     got = np.asarray(subs(plain()[0], jnp.asarray(tokens), mask))
+    assert_log_probs(got, want["log_probs"])
     others = np.arange(got.shape[-1]) != mask
-    assert_close(got[..., others], want["log_probs"][..., others], TOLERANCE)
-    assert_close(got[..., mask], want["log_probs"][..., mask], MASKS_COLUMN)
     masked = tokens == mask
     assert masked.any() and not masked[0].any()
     equal(got[~masked], want["log_probs"][~masked])  # carried over, to the bit
@@ -133,20 +140,9 @@ def test_log_probabilities():
 
 def test_noise_map():
     params, level = model()[1], jnp.zeros(len(arrays("forward")["sigma_passed"]))
-    got = noise_map(
-        level, *(params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
-    )
-    assert_close(got, arrays("forward")["sigma_map_out"], TOLERANCE)
-
-
-def test_attended_heads_of_the_first_block():
-    assert_close(plain()[2], arrays("forward")["block0_attn_heads_out"], TOLERANCE)
-
-
-@over(hidden_after())
-def test_hidden_states(name):
-    got = plain()[1][int(name.rpartition("_")[2])]
-    assert_close(got, arrays("forward")[name], TOLERANCE)
+    leaves = (params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
+    got = noise_map(level, *leaves)
+    close(got, "sigma_map_out")
 
 
 def test_a_noise_level_would_matter():
@@ -156,5 +152,5 @@ def test_a_noise_level_would_matter():
     network, params, _ = model()
     want = arrays("forward")
     got, *_ = call(network, params, jnp.asarray(want["xt"]), jnp.asarray(want["sigma_passed"]))
-    assert_close(got[:1], want["raw_logits_if_time_conditioned_row0"], TOLERANCE)
+    close(got[:1], "raw_logits_if_time_conditioned_row0")
     assert np.abs(got[0] - want["raw_logits"][0]).max() > 100 * TOLERANCE

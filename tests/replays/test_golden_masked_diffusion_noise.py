@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import over
-from recorded import equal, jitted, near
+from recorded import equal, graded, jitted, near
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, assert_gradients, model
 
 from paradec_jax.convert import mdlm
@@ -108,12 +108,11 @@ def noised(tag: str):
 
 
 @cache
-def graded(tag: str):
+def result_of(tag: str):
+    """Loss, metrics and gradients."""
     network, params, spec = model()
     objective = masked_diffusion_loss(network, spec, RULES[tag], dropout=False, chunk=10)
-    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    (loss, metrics), grads = graded(params, None, batch_of(), jax.random.key(0))
-    return float(loss), metrics, jax.tree.map(np.asarray, grads)
+    return graded(objective, params, None, batch_of())
 
 
 @jitted
@@ -153,9 +152,9 @@ def test_loss_of_each_token(tag):
     near(got[known], want[f"{tag}_nlls"][known], rtol=1e-4, atol=1e-5)
     assert np.isfinite(got).all()
     loss = got.sum() / want["attention_mask"].sum()
-    near(graded(tag)[0], loss, rtol=1e-5)
+    near(result_of(tag)[0], loss, rtol=1e-5)
     if known.all():
-        near(graded(tag)[0], want[f"{tag}_loss"], rtol=1e-4)
+        near(result_of(tag)[0], want[f"{tag}_loss"], rtol=1e-4)
     else:
         assert np.isnan(want[f"{tag}_loss"])
 
@@ -163,7 +162,7 @@ def test_loss_of_each_token(tag):
 def test_gradients():
     order = json.loads((FOLDER / "key_layout.json").read_text())["parameter_order_for_ema"]
     assert order == mdlm.parameter_order(model()[0].config)
-    assert_gradients(graded("cont")[2], arrays("nelbo"))
+    assert_gradients(result_of("cont")[2], arrays("nelbo"))
 
 
 @over(

@@ -3,11 +3,10 @@
 import re
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import over
-from recorded import exported
+from recorded import exported, graded
 from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
 
 from paradec_jax.convert import huginn
@@ -30,9 +29,8 @@ def gradients_of(tag: str):
         "recurrence": jnp.int32(constant + carried),
         "step": jnp.int32(0),
     }
-    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    (loss, _), grads = graded(params(), None, batch, jax.random.key(0))
-    return float(loss), exported(huginn, model().config, grads)
+    loss, _, grads = graded(objective, params(), None, batch)
+    return loss, exported(huginn, model().config, grads)
 
 
 @over(names("training", r"loss_\w+"))
