@@ -92,10 +92,11 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
         Nothing is read past the end of the file, and an array of numbers at once.
         """
 
-        reads = 0
+        def _keep(self, data: Any) -> None:
+            self.plain = np.asarray(data)
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+        data = property(lambda self: self.plain, _keep)  # type: ignore[assignment]
+        reads = 0
 
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             kind, self.reads = np.dtype(dtype), self.reads + 1

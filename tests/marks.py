@@ -1,6 +1,7 @@
 """Marks of parametrised tests."""
 
-from collections.abc import Collection, Iterable
+import importlib.util
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 def slow(*values: Any) -> Any:
     """Values of a test that is slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def peers(*packages: str) -> Callable[[Any], Any]:
+    """A test beside these packages, skipped where one of them is not installed."""
+    there = all(map(importlib.util.find_spec, packages))
+    skipped = pytest.mark.skipif(not there, reason=f"needs {', '.join(packages)}")
+    return lambda test: pytest.mark.peers(skipped(test))
 
 
 def over(names: Iterable[Any], seldom: Collection[Any] = (), argument: str = "name") -> Any:

@@ -1,6 +1,5 @@
 """Forms of checkpoints: those that are recorded, and beside transformers a table of all."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import forms
 import numpy as np
 import pytest
 from exports import GOLDEN, assert_same, exported, fails, imported
-from marks import over
+from marks import over, peers
 
 import paradec_jax as pd
 from paradec_jax import store
@@ -16,7 +15,6 @@ from paradec_jax.convert import check
 from paradec_jax.text import chat
 
 TOLERANCE = 1e-5  # of logits, as a share of the largest one
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 ROWS: dict[str, str] = {}
 
 
@@ -46,8 +44,7 @@ def test_recorded(name, tmp_path):
     assert_same(imported(exported(model, tmp_path)), model)
 
 
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+@peers("torch", "transformers")
 class TestTransformers:
     @over(forms.TABLE["accepted"])
     def test_reads_and_is_read(self, name, tmp_path):

@@ -4,7 +4,6 @@ left behind.
 
 import contextlib
 import json
-import pickle
 import random
 import re
 import shutil
@@ -383,16 +382,3 @@ def test_the_module_is_a_program(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"paradec: there is no model {tmp_path / 'none'}")
     assert not list(tmp_path.iterdir())
-
-
-def test_code_in_place_of_weights(copy, capsys, monkeypatch):
-    source = copy("qwen2")
-    ran = []
-    monkeypatch.setattr("os.system", ran.append)
-    for name in ("pytorch_model.bin", WEIGHTS):
-        (source / WEIGHTS).unlink(missing_ok=True)
-        (source / name).write_bytes(pickle.dumps(Harmful()))
-        assert re.search(
-            "not a safetensors file|not in PyTorch's zip", fails(capsys, "import", source)
-        )
-    assert not ran

@@ -1,7 +1,6 @@
 """Adapters: merged equals unmerged, PEFT's layout both ways, and what is refused."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from exports import edit, exported, make_model, rows
 from flax.traverse_util import flatten_dict
-from marks import over
+from marks import over, peers
 from safetensors.numpy import load_file, save_file
 
 import paradec_jax as pd
@@ -202,11 +201,7 @@ def test_other_forms_of_an_adapter(tmp_path, capsys):
         assert "holds an adapter; name its base model" in capsys.readouterr().err
 
 
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "peft"))
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch, transformers and peft are not installed")
+@peers("torch", "transformers", "peft")
 @over(["float32", "bfloat16"], argument="dtype")
 @over(["llama", "qwen3"], argument="kind")
 def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):

@@ -3,11 +3,9 @@ transformers.
 """
 
 import dataclasses
-import importlib.util
 import json
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 from exports import (
@@ -21,14 +19,14 @@ from exports import (
     make_model,
     recorded,
 )
-from marks import over
+from marks import over, peers
 from safetensors.numpy import load_file
 
 from paradec_jax import store
 from paradec_jax.cli import main
-from paradec_jax.config import BlockDiffusionConfig, CausalConfig, TokenSpec
+from paradec_jax.config import BlockDiffusionConfig, CausalConfig
 from paradec_jax.convert import checkpoint, engine, huginn, mdlm, qwen2, sdar, weights
-from paradec_jax.convert.weights import INDEX, opened
+from paradec_jax.convert.weights import INDEX
 from paradec_jax.disk import tensors
 from paradec_jax.families import PRESETS
 
@@ -205,57 +203,11 @@ def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
             assert seen == [name]
 
 
-def test_a_residual_head_is_told_apart_from_its_backbone(tmp_path):
-    source = recorded("head", tmp_path)
-    with opened(source) as checkpoint:
-        backbone, head = engine.parted(checkpoint, "mrp_modules.0.model.")
-        assert backbone.tensors.keys() == load_file(GOLDEN / "block_diffusion" / WEIGHTS).keys()
-        norm = head.tensors["enorm.weight"]
-        assert (head.folder, norm.shape, norm.dtype) == (source, (64,), "float32")
-        np.testing.assert_array_equal(norm.read(slice(3, 5)), head.read("enorm.weight")[3:5])
-
-
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-@pytest.mark.peers
+@peers("torch", "transformers")
 @pytest.mark.slow
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 class TestTransformers:
     @over([n for n in MODELS if re.match("qwen|llama", n)])
     def test_exported_files_load_with_equal_logits(self, name, tmp_path):
         folder = exported(make_model(name), tmp_path)
         model = str(tmp_path / "model")
         assert main(["check", model, "--torch", str(folder), "--tolerance", "2e-4"]) == 0
-
-    @over(["Qwen2", "Qwen3", "Llama"], argument="kind")
-    def test_files_that_transformers_writes(self, kind, tmp_path):
-        import torch
-        import transformers
-
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-            bos_token_id=1,
-            eos_token_id=2,
-            head_dim=6,
-        )
-        source = tmp_path / "source"
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(source)
-        assert imported(source).token_spec == TokenSpec(None, (2,), 2)
-        command = ["check", str(tmp_path / "imported"), "--torch", str(source)]
-        assert main([*command, "--tolerance", "2e-4"]) == 0
-
-
-def test_dtype_option_casts(copy):
-    model = imported(copy("qwen2"), "--dtype", "bfloat16")
-    assert (model.config.param_dtype, model.config.dtype) == ("bfloat16", "float32")
-    want = make_model("qwen2").params["layer_1"]["attention"]["q"].astype(ml_dtypes.bfloat16)
-    assert model.params["layer_1"]["attention"]["q"].tobytes() == want.tobytes()

@@ -4,7 +4,6 @@ beside weights.
 
 import collections
 import contextlib
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from exports import CONFIG, FAMILIES, WEIGHTS, assert_same, fails, imported, make_model, rewrite
 from exports import GOLDEN as ALL_GOLDEN
-from marks import over
+from marks import over, peers
 from safetensors.numpy import load_file
 from torch_writer import (
     Harmful,
@@ -296,9 +295,8 @@ class TestFolders:
         as_torch(source, write_by_hand, shards)
         assert_same(imported(source), make_model(name))
 
-    @pytest.mark.peers
+    @peers("torch")
     @pytest.mark.slow
-    @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
     def test_what_torch_writes(self, name, shards, copy):
         import torch
 

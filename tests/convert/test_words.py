@@ -1,7 +1,6 @@
 """Tokenizer files of Hugging Face folders: what a text begins with, and special tokens by name."""
 
 import dataclasses
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -9,17 +8,14 @@ from pathlib import Path
 import pytest
 import tokenizers
 from exports import edit, exported, fails, imported, make_model
-from marks import over
+from marks import over, peers
 from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
-import paradec_jax as pd
 from paradec_jax import store
-from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
 from paradec_jax.convert.engine import ConvertError
 from paradec_jax.convert.words import begin_of_text
-from paradec_jax.disk.folders import ASSETS
 from paradec_jax.text import chat
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -235,45 +231,7 @@ class TestSpecialTokens:
             chat.conversation(make_model(), MESSAGES)
 
 
-CAUSAL = [path.name for path in sorted(ASSETS.iterdir()) if path.is_dir()]
-CAUSAL = [name for name in CAUSAL if '"causal"' in (ASSETS / name / "config.json").read_text()]
-PROMPTS = [
-    "Question: Tom has 5 pears.",
-    "Question: Ana has 3 apples.\nAnswer:\n",
-    "To be",
-    " or not",
-]
-
-
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
-@over(CAUSAL)
-def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(name, tmp_path):
-    import torch
-    import transformers
-
-    model, out = store.load(name), str(tmp_path / "out")
-    assert main(["export", name, out]) == 0
-    read = transformers.AutoTokenizer.from_pretrained(out)
-    network = transformers.AutoModelForCausalLM.from_pretrained(out)
-    ours = pd.generate(model, PROMPTS, pd.AutoRegressive(greedy=True), max_new_tokens=24)
-    assert len(set(ours.text)) == len(PROMPTS)
-    for prompt, text in zip(PROMPTS, ours.text, strict=True):
-        ids = read(prompt, return_tensors="pt")
-        assert ids["input_ids"][0].tolist() == [
-            model.token_spec.bos,
-            *model.tokenizer.encode(prompt),
-        ]
-        with torch.no_grad():
-            whole = network.generate(**ids, max_new_tokens=24, do_sample=False)[0]
-        assert read.decode(whole[ids["input_ids"].shape[1] :], skip_special_tokens=True) == text
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+@peers("torch", "transformers")
 @over(TEMPLATES)
 @over(["llama", "byte level"], argument="kind")
 def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
