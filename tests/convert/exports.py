@@ -122,7 +122,9 @@ def recorded(name: str, root: Path) -> Path:
 
 def rows(name: str, *parts: str) -> Any:
     """The mark of a test of each row of a table, whose parts have these names; JSON is read."""
-    table = [[json.loads(x) if str(x)[0] in "{[" else x for x in row] for row in TABLES[name]]
+    table = [
+        [json.loads(x) if str(x).startswith(("{", "[")) else x for x in row] for row in TABLES[name]
+    ]
     return pytest.mark.parametrize(parts, table)
 
 

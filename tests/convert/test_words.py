@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from exports import edit, exported, fails, imported, make_model
+from exports import edit, exported, fails, imported, make_model, rows
 from marks import over, peers
 from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
@@ -20,21 +20,20 @@ from paradec_jax.text import chat
 from paradec_jax.text.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
-BEGIN = {"before": "<s> $A", "special": [("<s>", 1)]}
-BOTH = {"before": "<s> $A </s>", "special": [("<s>", 1), ("</s>", 2)]}
+BEGIN, BOTH = "<s> $A", "<s> $A </s>"
 
 
-def words(before: str | None = None, special=(), after_bytes: bool = False) -> Tokenizer:
-    """Letters, split at blanks; with a post-processor of that template."""
-    names = [*SPECIAL, *"abcdefgh"]
-    backend = tokenizers.Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>")
-    )
+def words(post: str = "") -> Tokenizer:
+    """Letters, split at blanks; with a post-processor of that template, after one of "bytes"."""
+    names, template = [*SPECIAL, *"abcdefgh"], post.removeprefix("bytes").strip()
+    ids = {word: i for i, word in enumerate(names)}
+    backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(list(SPECIAL))
-    steps = [processors.ByteLevel(trim_offsets=False)] if after_bytes else []
-    if before is not None:
-        steps.append(processors.TemplateProcessing(before, special_tokens=list(special)))
+    steps = [processors.ByteLevel(trim_offsets=False)] if "bytes" in post else []
+    if template:
+        special = [(text, ids[text]) for text in SPECIAL if text in template]
+        steps.append(processors.TemplateProcessing(template, special_tokens=special))
     if steps:
         backend.post_processor = steps[0] if len(steps) == 1 else processors.Sequence(steps)
     return Tokenizer(backend)
@@ -58,74 +57,33 @@ def written(source: Path, tokenizer: Tokenizer | None, **config) -> Path:
 
 
 class TestBeginOfText:
-    @over(
-        [
-            ({}, {}, {}, None),
-            (
-                {},
-                {"bos_token": "<s>"},
-                {"config.json": 1},
-                None,
-            ),  # named, but no text begins with it
-            ({}, {"add_bos_token": True, "bos_token": "<s>"}, {}, 1),
-            (BEGIN, {}, {}, 1),
-            (BEGIN | {"after_bytes": True}, {"add_bos_token": True}, {"config.json": 1}, 1),
-            (BEGIN, {"bos_token": {"content": "<s>", "lstrip": False}}, {"config.json": 1}, 1),
-            (BOTH, {}, {}, 1),  # a prompt is continued, so nothing comes after it
-            ({"before": "$A </s>", "special": [("</s>", 2)]}, {}, {}, None),
-        ],
-        argument="post, config, named, bos",
-    )
-    def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, bos):
-        assert begin_of_text(written(tmp_path, words(**post), **config), named) == bos
-
-    @over(
-        [
-            (
-                BEGIN,
-                {"add_bos_token": False},
-                {},
-                r"_config\.json is False, but .*tokenizer\.json begins",
-            ),
-            (
-                BEGIN,
-                {},
-                {"config.json": 2},
-                r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json",
-            ),
-            (
-                {},
-                {"add_bos_token": True, "bos_token": "<z>"},
-                {},
-                r"'<z>', which is no token of .*izer\.json",
-            ),
-            ({}, {"add_bos_token": True}, {}, "no file names the token"),
-            (BOTH | {"before": "<s> </s> $A"}, {}, {}, r"with \[1, 2\], not with one token"),
-        ],
-        argument="post, config, named, message",
-    )
-    def test_files_that_contradict_each_other(self, tmp_path, post, config, named, message):
-        with pytest.raises(ConvertError, match=message):
-            begin_of_text(written(tmp_path, words(**post), **config), named)
+    @rows("begin", "post", "config", "named", "outcome")
+    def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, outcome):
+        source = written(tmp_path, words(post), **config)
+        if outcome in ("", 1):
+            assert begin_of_text(source, named) == (outcome or None)
+            return
+        with pytest.raises(ConvertError, match=outcome):
+            begin_of_text(source, named)
 
     def test_a_tokenizer_from_elsewhere_tells_of_it_too(self, folder):
         edit(folder / "exported" / "config.json", bos_token_id=1)
-        words(**BEGIN).save(folder / "other.json")
+        words(BEGIN).save(folder / "other.json")
         (folder / "exported" / "tokenizer_config.json").unlink()
         model = imported(folder / "exported", "--tokenizer", str(folder / "other.json"))
         assert model.token_spec.bos == 1
 
     @over([1, None], argument="bos")
-    @over([{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}], argument="post")
+    @over(["", BEGIN, BOTH, "bytes", f"bytes {BOTH}"], argument="post")
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
-        told = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(**post)}
-        model = dataclasses.replace(make_model("qwen2"), **told)
+        given = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(post)}
+        model = dataclasses.replace(make_model("qwen2"), **given)
         out = exported(model, tmp_path)
         backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         begin = [] if bos is None else [bos]
         assert backend.encode("a b").ids == [*begin, 4, 5]
         steps = json.loads(backend.to_str())["post_processor"]
-        assert ("ByteLevel" in json.dumps(steps)) == ("after_bytes" in post)
+        assert ("ByteLevel" in json.dumps(steps)) == ("bytes" in post)
         assert imported(out).token_spec == model.token_spec
 
     @over(KINDS, argument="kind")
@@ -188,7 +146,7 @@ class TestSpecialTokens:
         texts = {"bos_token": "<s>", "eos_token": "</s>"}
         objects = {key: {"content": text, "lstrip": False} for key, text in texts.items()}
         config = {"texts": texts, "objects": objects}.get(told, {})
-        source = written(folder / "exported", words(**BEGIN), chat_template=template, **config)
+        source = written(folder / "exported", words(BEGIN), chat_template=template, **config)
         if told == "map":
             (source / "special_tokens_map.json").write_text(json.dumps(texts | {"pad_token": None}))
         model = imported(source)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow
+from marks import over, slow
 
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.decode.machine.network import Prefix
@@ -138,7 +138,7 @@ def kl(teacher, student):
     return (np.exp(p) * (p - q)).sum(-1)
 
 
-@pytest.mark.parametrize("alignment", SPECS)
+@over(SPECS, argument="alignment")
 def test_divergences_and_normalisers(alignment):
     steps, (values, found) = unrolled(alignment)
 
@@ -247,7 +247,7 @@ def test_reveals_of_rows_and_steps_differ():
         before = still
 
 
-@pytest.mark.parametrize("alignment", SPECS)
+@over(SPECS, argument="alignment")
 def test_tokens_of_its_own(alignment):
     """The best of the running sum, never the mask, where the truth would be revealed."""
     steps, _ = unrolled(alignment, ResidualRules(K, tokens="own"))
@@ -279,9 +279,9 @@ def test_a_step_without_masked_positions_is_none():
     assert np.isfinite(loss) and loss > 0 and same > 0
 
 
-@pytest.mark.parametrize(
-    ("objective", "direct"),
+@over(
     [("cross_entropy", False), ("mse", True), slow("cross_entropy", True), slow("mse", False)],
+    argument="objective, direct",
 )
 def test_objectives(objective, direct):
     rules = ResidualRules(K, objective=objective, direct=direct)
