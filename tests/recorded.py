@@ -46,6 +46,12 @@ def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def call(owner: Any, method: str, *arguments: Any):
+    """A method of a network or a decoder, compiled."""
+    return getattr(owner, method)(*arguments)
+
+
 @functools.cache
 def step_of(objective: Objective):
     """The value, the metrics and the gradients of an objective, compiled."""

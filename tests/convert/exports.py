@@ -128,12 +128,15 @@ def rows(name: str, *parts: str) -> Any:
     return pytest.mark.parametrize(parts, table)
 
 
+def json_in(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file, of a folder those of its config.json."""
+    return json.loads((path / CONFIG if path.is_dir() else path).read_text())
+
+
 def edit(path: Path, **fields: Any) -> None:
-    """Sets fields of a JSON file; None removes one."""
-    values = json.loads(path.read_text()) | fields
-    path.write_text(
-        json.dumps({name: value for name, value in values.items() if value is not None})
-    )
+    """Sets fields of a JSON file, or of a folder's config.json; None removes one."""
+    values = {name: x for name, x in (json_in(path) | fields).items() if x is not None}
+    (path / CONFIG if path.is_dir() else path).write_text(json.dumps(values))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:

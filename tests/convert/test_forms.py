@@ -6,7 +6,7 @@ from pathlib import Path
 import forms
 import numpy as np
 import pytest
-from exports import GOLDEN, assert_same, exported, fails, imported
+from exports import GOLDEN, assert_same, exported, imported
 from marks import over, peers
 
 import paradec_jax as pd
@@ -63,9 +63,9 @@ class TestTransformers:
             np.testing.assert_array_equal(back[key], made[key])
 
     @over(forms.TABLE["refused"])
-    def test_is_told_what_is_refused(self, name, tmp_path, capsys):
+    def test_is_told_what_is_refused(self, name, tmp_path, refused):
         forms.make(name, tmp_path / "source")
-        sentence = fails(capsys, "import", tmp_path / "source")
+        sentence = refused(tmp_path / "source")
         ROWS[name] = sentence.strip().replace(str(tmp_path), "")
         assert forms.TABLE["refused"][name] in sentence
 

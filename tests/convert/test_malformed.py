@@ -165,11 +165,11 @@ DAMAGE = {
 
 
 @over(DAMAGE)
-def test_one_sentence_and_nothing_left(name, copy, capsys):
+def test_one_sentence_and_nothing_left(name, copy, refused):
     damage, sentence, *layout = DAMAGE[name]
     source = copy(*layout or ["qwen2"])
     damage(source)
-    assert re.search(sentence, fails(capsys, "import", source).strip())
+    assert re.search(sentence, refused(source).strip())
 
 
 @over(
@@ -192,17 +192,13 @@ def test_prefixes_that_carry_nothing(name, old, new, copy, capsys):
     assert err.count("\n") == 1 and f"{new}" in err and " is read as " in err
 
 
-def test_a_tokenizer_from_elsewhere(copy, tmp_path, capsys):
+def test_a_tokenizer_from_elsewhere(copy, tmp_path, refused):
     source = copy("qwen2")
     (source / "tokenizer.model").touch()  # passed over where another one is named
     for size in (32, 300):
         (tmp_path / f"{size}.json").write_text(words(size))
-    assert "no tokenizer" in fails(
-        capsys, "import", source, "--tokenizer", str(tmp_path / "none.json")
-    )
-    assert "token id 299" in fails(
-        capsys, "import", source, "--tokenizer", str(tmp_path / "300.json")
-    )
+    assert "no tokenizer" in refused(source, "--tokenizer", str(tmp_path / "none.json"))
+    assert "token id 299" in refused(source, "--tokenizer", str(tmp_path / "300.json"))
     tokenizer = imported(source, "--tokenizer", str(tmp_path / "32.json")).tokenizer
     assert tokenizer is not None and tokenizer.encode("31") == [31]
 
@@ -321,14 +317,14 @@ def test_existing_target_is_kept(copy, folders, capsys):
     assert (target / "note").read_text() == "mine"
 
 
-def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch):
+def test_failure_while_writing_leaves_nothing(copy, folders, capsys, refused, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     source = copy("qwen2")
     with monkeypatch.context() as patch:
         patch.setattr(store.folder, "write_tensors", full)
-        assert "No space left" in fails(capsys, "import", source)
+        assert "No space left" in refused(source)
     model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     monkeypatch.setattr(weights, "write_tensors", full)
     assert "No space left" in fails(capsys, "export", model)

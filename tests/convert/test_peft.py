@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exports import edit, exported, make_model, rows
+from exports import edit, exported, json_in, make_model, rows
 from flax.traverse_util import flatten_dict
 from marks import over, peers
 from safetensors.numpy import load_file, save_file
@@ -53,7 +53,7 @@ def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     """
     model = make_model(name)
     folder = written(model, tmp_path)
-    fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+    fields, tensors = json_in(folder / CONFIG), load_file(folder / WEIGHTS)
     want = hugging_face(model)
     for key in (key for key in tensors if key.endswith("lora_A.weight")):
         module = (

@@ -3,19 +3,18 @@ transformers.
 """
 
 import dataclasses
-import json
 import re
 
 import numpy as np
 import pytest
 from exports import (
-    CONFIG,
     GOLDEN,
     MODELS,
     WEIGHTS,
     assert_same,
     exported,
     imported,
+    json_in,
     make_model,
     recorded,
 )
@@ -39,7 +38,7 @@ def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
     folder = exported(model, tmp_path)
     assert_same(imported(folder), model)
     assert (folder / INDEX).is_file() == (not (folder / WEIGHTS).is_file()) == (shard == 2000)
-    kind = json.loads((folder / CONFIG).read_text())["model_type"]
+    kind = json_in(folder)["model_type"]
     assert kind == {"huginn": "huginn_raven"}.get(name.split()[0], name.split()[0])
     assert store.fingerprint(tmp_path / "imported") == store.fingerprint(tmp_path / "model")
 
@@ -81,9 +80,7 @@ def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
         assert got[key].dtype == array.dtype
         close = {"atol": 2e-6} if key.endswith((huginn.ROPE, mdlm.ROPE)) else {"rtol": 0}
         np.testing.assert_allclose(got[key], array, err_msg=key, **close)
-    old, new = (
-        json.loads((folder / CONFIG).read_text()) for folder in (source, tmp_path / "exported")
-    )
+    old, new = (json_in(folder) for folder in (source, tmp_path / "exported"))
     shared = (old.keys() & new.keys()) - {"bos_token_id", "use_cache"}
     assert {key: new[key] for key in shared} == {key: old[key] for key in shared}
     if RECORDED[name] is not None:

@@ -12,7 +12,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from exports import CONFIG, FAMILIES, WEIGHTS, assert_same, fails, imported, make_model, rewrite
+from exports import CONFIG, FAMILIES, WEIGHTS, assert_same, imported, json_in, make_model, rewrite
 from exports import GOLDEN as ALL_GOLDEN
 from marks import over, peers
 from safetensors.numpy import load_file
@@ -38,7 +38,7 @@ ROPE = f"backbone.{mdlm.ROPE}"
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
     """The recorded weights, in the order of their registration."""
-    layout = json.loads((GOLDEN / "key_layout.json").read_text())
+    layout = json_in(GOLDEN / "key_layout.json")
     stored = load_file(GOLDEN / WEIGHTS)
     return {name: stored[name] for name in layout["state_dict"]}
 
@@ -95,10 +95,10 @@ class TestLightning:
             imported(write_checkpoint(tmp_path / "a.ckpt", tree, protocol=protocol)), want, 1
         )
 
-    def test_sizes_may_lie_beside_the_file(self, tensors, want, tmp_path, capsys):
+    def test_sizes_may_lie_beside_the_file(self, tensors, want, tmp_path, refused):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"hyper_parameters": 3})
         sentence = "does not tell the model's sizes; put its config.json beside it"
-        assert sentence in fails(capsys, "import", source)
+        assert sentence in refused(source)
         (tmp_path / CONFIG).write_text((GOLDEN / CONFIG).read_text())
         assert_times(imported(source), want, 1)
 
@@ -106,10 +106,10 @@ class TestLightning:
         [None, {"shadow_params": [3]}, {"shadow_params": [tensor(np.ones(2, np.float32))] * 29}],
         argument="averages",
     )
-    def test_averages_that_are_wrong(self, tensors, tmp_path, capsys, averages):
+    def test_averages_that_are_wrong(self, tensors, tmp_path, refused, averages):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"ema": averages})
         sentence = "has no averages of the model's 30 parameters"
-        assert sentence in fails(capsys, "import", source, "--weights", "ema")
+        assert sentence in refused(source, "--weights", "ema")
         imported(source, "--weights", "raw")
 
     def test_settings(self, source):
@@ -257,10 +257,10 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
     ],
     argument="write, message",
 )
-def test_files_that_are_wrong(tensors, tmp_path, capsys, write, message):
+def test_files_that_are_wrong(tensors, tmp_path, refused, write, message):
     source = tmp_path / "last.ckpt"
     write(source, tensors)
-    assert re.search(message, fails(capsys, "import", source))
+    assert re.search(message, refused(source))
 
 
 # Weights of Hugging Face folders
@@ -348,10 +348,10 @@ class TestBuffers:
         [("model.layers.0.self_attn.bias", (16,)), ("model.layers.0.mlp.bias", (1, 1, 4, 4))],
         argument="name, shape",
     )
-    def test_others_stay_unknown(self, name, shape, copy, capsys):
+    def test_others_stay_unknown(self, name, shape, copy, refused):
         source = copy("qwen2")
         rewrite(source, lambda t: t.update({name: np.ones(shape, np.float32)}))
-        assert f"tensor {name} in {source} is unknown" in fails(capsys, "import", source)
+        assert f"tensor {name} in {source} is unknown" in refused(source)
 
 
 def raw(tensors):

@@ -9,7 +9,7 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 from marks import over
-from recorded import GOLDEN, arrays_in, equal, imported, jitted
+from recorded import GOLDEN, arrays_in, call, equal, imported
 
 from experiments import replicas
 from paradec_jax import decode
@@ -118,16 +118,6 @@ def test_prompt_lookup(name):
 # Lookahead
 
 
-@jitted
-def start(decoder, params, request):
-    return decoder.init(params, request, decoder.Knobs())
-
-
-@jitted
-def call(decoder, params, state):
-    return decoder.step(params, state, decoder.Knobs())
-
-
 def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> None:
     """Levels, newest token and fill level before call t."""
     filled = int(state.levels.filled[0])
@@ -154,7 +144,7 @@ def test_lookahead(name):
         trace["forwards"] - 1
     )
 
-    state = start(decoder, params, request)
+    state = call(decoder, "init", params, request, decoder.Knobs())
     assert want["last_input_id"][0] == want["prompt"][0, -1] and want["fill_level"][0] == 0
     assert int(state.rows.tokens[0, trace["prompt_length"]]) == want["next_token"][0]
     if trace["LEVEL"] > 2:
@@ -164,7 +154,7 @@ def test_lookahead(name):
         assert not state.rows.done[0], f"stopped before call {t}"
         check_window(state, columns, want, t)
         width = columns - int(state.levels.filled[0])
-        state, seen = call(decoder, params, state)
+        state, seen = call(decoder, "step", params, state, decoder.Knobs())
         there = np.asarray(seen.guesses[0, :, 0] >= 0)
         assert np.asarray(seen.guesses[0])[there].ravel().tolist() == real(want["guesses"][t])
         assert np.asarray(seen.after[0])[there].ravel().tolist() == real(want["guess_argmax"][t])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import over
-from recorded import equal, jitted
+from recorded import call, equal
 from recorded_block_diffusion import (
     arrays,
     assert_close,
@@ -140,7 +140,7 @@ def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndar
         decoder, params, asked(case, new), case.knobs, STEPS, everything
     )
     with jax.default_matmul_precision("highest"):
-        logits = logits_of(network, params, info.hidden[info.reads])
+        logits = call(network, "logits", params, info.hidden[info.reads])
     temperature = case.knobs.get("temperature", 1.0)
     return result, steps_in(tokens, info) | {
         "pred": info.tokens[info.reads],
@@ -148,11 +148,6 @@ def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndar
         "logits": np.asarray(logits),
         "entropy": np.asarray(score.entropy(tempered(logits, temperature))),
     }
-
-
-@jitted
-def logits_of(network, params, hidden):
-    return network.logits(params, hidden)
 
 
 def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:

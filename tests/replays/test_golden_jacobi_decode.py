@@ -123,13 +123,12 @@ def test_folder_holds_recorded_runs():
 # Replaying it
 
 
-def stacked(values: list[np.ndarray], rows: int, *shape: int) -> jax.Array:
-    """Integers of unequal shape, padded with -1; rows that are missing repeat the last one."""
-    result = np.full((rows, *shape), -1, np.int32)
-    for i in range(rows):
-        value = values[min(i, len(values) - 1)]
-        result[(i, *map(slice, value.shape))] = value
-    return jnp.asarray(result)
+def padded(values: list[np.ndarray], *shape: int) -> np.ndarray:
+    """Arrays of unequal shape in one, padded with -1."""
+    result = np.full((len(values), *shape), -1, np.int32)
+    for place, value in zip(result, values, strict=True):
+        place[tuple(map(slice, value.shape))] = value
+    return result
 
 
 def iterations(case: Case) -> list[int]:
@@ -207,29 +206,34 @@ def request_of(case: Case) -> decode.Request:
     """
     group, n = group_of(case), case.block
     rows = max(len(other.prompts) for other in group)
+
+    def filled(values):
+        """As many as there are rows; those that are missing repeat the last one."""
+        return [*values, *values[-1:] * (rows - len(values))]
+
+    def stacked(name: str, *shape: int):
+        return jnp.asarray(padded(filled(case.of(name)), *shape))
+
     greedy = arrays(case.model, "greedy")
-    chosen = [case.prompts[min(i, len(case.prompts) - 1)] for i in range(rows)]
-    prompts = [greedy["prompts"][i][: greedy["prompt_len"][i]] for i in chosen]
-    tokens = np.maximum(stacked(prompts, rows, widest_prompt()), 0)
+    prompts = [greedy["prompts"][i][: greedy["prompt_len"][i]] for i in filled(case.prompts)]
+    tokens = np.maximum(padded(prompts, widest_prompt()), 0)
     recorded = {}
     if case.kind == "running_window":
         steps = max(max(iterations(other)) for other in group)
-        recorded["windows"] = stacked(case.of("it_draft"), rows, steps, n)
+        recorded["windows"] = stacked("it_draft", steps, n)
     else:
         name = "init_draft" if case.kind == "trajectories" else "call_draft"
         calls = max(len(draft) for other in group for draft in other.of(name))
-        recorded["drafts"] = stacked(case.of(name), rows, calls, n)
+        recorded["drafts"] = stacked(name, calls, n)
     if case.kind != "trajectories":
-        recorded["prefill_drafts"] = stacked(case.of("prefill_draft"), rows, n)
+        recorded["prefill_drafts"] = stacked("prefill_draft", n)
         if "drafts" in recorded:  # the first comes from the prefill
             recorded["drafts"] = recorded["drafts"].at[:, 0].set(-1)
-    budgets = budgets_of(case)
-    budgets += budgets[-1:] * (rows - len(budgets))
     lengths = [len(prompt) for prompt in prompts]
     return decode.make_request(
         tokens,
         lengths,
-        max_new_tokens=budgets,
+        max_new_tokens=filled(budgets_of(case)),
         stop=(case.stop,),
         recorded=replicas.RecordedBlocks(**recorded),
     )
@@ -308,36 +312,29 @@ def runs(case: Case) -> Iterator[Run]:
         yield Run(case, row)
 
 
-def padded(values: list[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """Arrays of unequal shape in one, padded with -1."""
-    result = np.full_like(like, -1)
-    assert len(values) == len(like)
-    for place, value in zip(result, values, strict=True):
-        place[tuple(map(slice, value.shape))] = value
-    return result
-
-
 def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]) -> None:
     """What all block decoders record, given what each network call was fed and predicted, [rows,
     length].
     """
     got, draft = run.got, run.want("call_draft")
+
+    def alike_to(name: str, values: list[np.ndarray]) -> np.ndarray:
+        return padded(values, *run.want(name).shape[1:])
+
     # A call that begins with a stop token reads a cache that the program has cut wrongly.
     sound = draft[run.want("it_call"), 0] != run.case.stop
     run.exactly(
         it_call=got["block_call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens]
     )
-    run.exactly(
-        it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens"))
-    )
-    run.exactly(sound, it_past=got["cached"], it_argmax=padded(predicted, run.want("it_argmax")))
+    run.exactly(it_len=[t.shape[1] for t in tokens], it_tokens=alike_to("it_tokens", tokens))
+    run.exactly(sound, it_past=got["cached"], it_argmax=alike_to("it_argmax", predicted))
     calls = [np.flatnonzero(got["block_call"] == call) for call in range(len(draft))]
     ends = np.cumsum([got["committed"][at].sum() for at in calls])
     outs = np.split(np.array(run.output), ends[:-1])
     run.exactly(
         call_iters=[len(at) for at in calls],
         call_draft=[tokens[at[0]][0, : run.case.block] for at in calls],
-        call_out=padded(outs, run.want("call_out")),
+        call_out=alike_to("call_out", outs),
         call_out_len=[len(out) for out in outs],
     )
     known = np.array([got["known"][at[-1]] for at in calls])

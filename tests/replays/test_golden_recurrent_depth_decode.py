@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import over
-from recorded import jitted
+from recorded import call
 from recorded_recurrent_depth import (
     arrays,
     assert_close,
@@ -56,11 +56,6 @@ def test_static_autoregressive(case):
     assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
 
 
-@jitted
-def read_prompt(decoder, params, request, knobs):
-    return decoder.read_prompt(params, request, knobs)
-
-
 @over(cases("adaptive"), argument="case")
 def test_adaptive(case):
     decoder = decoder_of(
@@ -79,7 +74,7 @@ def test_adaptive(case):
         **sampling_of(case),
     )
     steps, values = [], []
-    _, read = read_prompt(decoder, params(), request_of(case), decoder.knobs(knobs))
+    _, read = call(decoder, "read_prompt", params(), request_of(case), decoder.knobs(knobs))
     for state, info in decode.stream(decoder, params(), request_of(case), knobs):
         info = read if info is None else info
         steps.append(int(info.recurrences[0]))
