@@ -78,8 +78,8 @@ def block_diffusion_loss(
     check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
-        tokens = batch["tokens"]
-        labelled, hidden, layout = noised(batch, key, lengths, rules.noise, spec.alignment)
+        texts = noised(batch, key, lengths, rules.noise, spec.alignment)
+        tokens, labelled, hidden, layout = texts
         # The noisy copy, which reads its block and the clean blocks before it.
         streams = read_both(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
@@ -113,6 +113,22 @@ class Layout(NamedTuple):
     block: Int[Array, "B"]
     samples: Int[Array, "B T"]
     blocks: Int[Array, "B T"]
+
+
+class Texts(NamedTuple):
+    """Packed rows, and which of their labelled tokens are hidden.
+
+    Attributes:
+      tokens: clean tokens.
+      labelled: tokens that could have been hidden.
+      hidden: tokens that are, and how likely each of them was to be.
+      layout: where samples and blocks lie.
+    """
+
+    tokens: Int[Array, "B T"]
+    labelled: Bool[Array, "B T"]
+    hidden: Hidden
+    layout: Layout
 
 
 class Masks(NamedTuple):
@@ -150,11 +166,11 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
 
 def noised(
     batch: Batch, key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
-) -> tuple[Bool[Array, "B T"], Hidden, Layout]:
-    """Labelled tokens of packed rows, which of these are hidden, and where samples and blocks lie.
+) -> Texts:
+    """Packed rows, some of whose labelled tokens are hidden.
 
     Args:
-      batch: `labelled` and `positions` [B, T]; perhaps recorded noise.
+      batch: `tokens`, `labelled` and `positions` [B, T]; perhaps recorded noise.
       key: random key; the same key gives the same draws.
       lengths: lengths of blocks, one of them drawn for each row.
       alignment: with "next" the first token of a sample, which nothing predicts, counts as
@@ -171,7 +187,7 @@ def noised(
         hidden = Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"])
     else:
         hidden = noise.draw(of_noise, labelled, layout.samples, layout.blocks)
-    return labelled, hidden, layout
+    return Texts(batch["tokens"], labelled, hidden, layout)
 
 
 def masks_of(layout: Layout) -> Masks:

@@ -30,8 +30,9 @@ from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
-    Layout,
+    Masks,
     Streams,
+    Texts,
     before_each,
     lengths_of,
     masks_of,
@@ -46,7 +47,7 @@ from paradec_jax.losses.cross_entropy import (
 )
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.losses.recorded import Batch, recorded_or
-from paradec_jax.noise import BlockNoise, Hidden, choose
+from paradec_jax.noise import BlockNoise, choose
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
@@ -96,22 +97,6 @@ class ResidualRules(Ranged):
 MRP = ResidualRules()
 
 
-class Texts(NamedTuple):
-    """Packed rows, and which of their labelled tokens are hidden.
-
-    Attributes:
-      tokens: clean tokens.
-      labelled: tokens that could have been hidden.
-      hidden: tokens that are, and how likely each of them was to be.
-      layout: where samples and blocks lie.
-    """
-
-    tokens: Int[Array, "B T"]
-    labelled: Bool[Array, "B T"]
-    hidden: Hidden
-    layout: Layout
-
-
 class Steps(NamedTuple):
     """All steps, k = 1 .. K.
 
@@ -132,13 +117,19 @@ class Steps(NamedTuple):
     taught: Float[Array, "K B T D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Unrolling:
-    """Algorithm 1 for a backbone and its head.
+    """Algorithm 1 for a backbone, its head and the texts of a batch.
 
     Where logits are about the "next" position, a block's first one is predicted by the last row of
-    the block before it, which no reveal in the block changes and no residual corrects. The special
-    tokens are the backbone's.
+    the block before it, which no reveal in the block changes and no residual corrects.
+
+    Attributes:
+      backbone, head: the networks.
+      spec: special tokens of the backbone.
+      rules, chunk: as of `residual_loss`.
+      frozen: parameters of the backbone, without gradient.
+      texts: packed rows and what is hidden of them.
     """
 
     backbone: Any
@@ -146,108 +137,102 @@ class Unrolling:
     spec: TokenSpec
     rules: ResidualRules
     chunk: int | None
+    frozen: Any
+    texts: Texts
 
-    def texts(self, batch: Batch, key: Array) -> Texts:
-        """The rows of a batch, noised by a draw or by recorded noise."""
-        lengths = lengths_of(self.backbone, self.rules.blocks)
-        return Texts(
-            batch["tokens"], *noised(batch, key, lengths, self.rules.noise, self.spec.alignment)
-        )
+    @property
+    def visible(self) -> Masks:
+        """Who sees whom."""
+        return masks_of(self.texts.layout)
 
-    def reveals(self, texts: Texts, key: Array) -> Bool[Array, "B K T"]:
+    def reveals(self, key: Array) -> Bool[Array, "B K T"]:
         """Positions that each step reveals: some of those still masked in every block, by chance."""
-        still, drawn = texts.hidden.where, []
+        still, drawn = self.texts.hidden.where, []
         for k in range(self.rules.unroll):
             counts = jnp.asarray(self.rules.reveals)
-            drawn.append(choose(jax.random.fold_in(key, k), still, texts.layout.blocks, counts))
+            drawn.append(
+                choose(jax.random.fold_in(key, k), still, self.texts.layout.blocks, counts)
+            )
             still = still & ~drawn[-1]
         return jnp.stack(drawn, axis=1)
 
-    def unroll(
-        self, params: Any, frozen: Any, texts: Texts, reveals: Bool[Array, "B K T"]
-    ) -> Steps:
-        """All steps, from the parameters of the head and of the frozen backbone."""
-        frozen, visible = lax.stop_gradient(frozen), masks_of(texts.layout)
+    def unroll(self, params: Any, reveals: Bool[Array, "B K T"]) -> Steps:
+        """All steps, from the parameters of the head."""
+        texts = self.texts
         still, clean, kv = texts.hidden.where, None, None
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
             positions = texts.layout.positions
-            out = self.backbone.forward(frozen, texts.tokens, positions, mask=visible.clean)
+            seen = self.visible.clean
+            out = self.backbone.forward(self.frozen, texts.tokens, positions, mask=seen)
             clean, kv = out.hidden, out.kv
-        noisy = self.read(frozen, texts, tokens[None], kv)[0]
+        noisy = self.read(tokens[None], kv)[0]
         start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
         each = []
         for reveal in jnp.moveaxis(reveals, 1, 0):
             # y_k: y_{k-1} with the revealed positions.
             shown = texts.tokens
             if self.rules.tokens == "own":
-                shown = self.best(frozen, texts, base, start)
+                shown = self.best(base, start)
             tokens, still = jnp.where(reveal, shown, tokens), still & ~reveal
             # r_k = head(y_k, a_{k-1})
-            residual = self.residual(params, frozen, texts, tokens, base)
+            residual = self.residual(params, tokens, base)
             each.append((tokens, still, base, residual))
             # a_k = a_{k-1} + r_k
             base = residual if self.rules.direct else jax.tree.map(jnp.add, base, residual)
         tokens, still, base, residual = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        return Steps(start, tokens, still, base, residual, self.read(frozen, texts, tokens, kv))
+        return Steps(start, tokens, still, base, residual, self.read(tokens, kv))
 
-    def read(
-        self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any
-    ) -> Float[Array, "M B T D"]:
+    def read(self, states: Int[Array, "M B T"], kv: Any) -> Float[Array, "M B T D"]:
         """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy."""
-        visible = masks_of(texts.layout)
+        visible, forward = self.visible, self.backbone.forward
 
         def repeated(x: Array) -> Array:
             return jnp.broadcast_to(x, (len(states), *x.shape)).reshape(-1, *x.shape[1:])
 
-        tokens, positions = states.reshape(-1, states.shape[-1]), repeated(texts.layout.positions)
+        tokens = states.reshape(-1, states.shape[-1])
+        positions = repeated(self.texts.layout.positions)
         if kv is None:
-            out = self.backbone.forward(frozen, tokens, positions, mask=repeated(visible.clean))
+            out = forward(self.frozen, tokens, positions, mask=repeated(visible.clean))
         else:
             prefix = Prefix(jax.tree.map(repeated, kv), repeated(visible.before))
-            out = self.backbone.forward(frozen, tokens, positions, prefix, repeated(visible.noisy))
+            out = forward(self.frozen, tokens, positions, prefix, repeated(visible.noisy))
         return out.hidden.reshape(*states.shape, -1)
 
-    def residual(
-        self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams
-    ) -> Streams:
+    def residual(self, params: Any, tokens: Array, base: Streams) -> Streams:
         """Residuals of both copies."""
-        table, visible = self.backbone.embedding(frozen), masks_of(texts.layout)
+        table, visible = self.backbone.embedding(self.frozen), self.visible
 
         def read(tokens: Array, hidden: Array, prefix: Prefix | None, mask: Array) -> Forward:
-            positions = texts.layout.positions
+            positions = self.texts.layout.positions
             return self.head.forward(params, table[tokens], positions, prefix, mask, hidden=hidden)
 
         if self.rules.layout == "infer_matched":
             out = read(tokens, base.noisy, None, visible.clean)
             return Streams(out.hidden, out.hidden)
-        clean = read(texts.tokens, base.clean, None, visible.clean)
+        clean = read(self.texts.tokens, base.clean, None, visible.clean)
         noisy = read(tokens, base.noisy, Prefix(clean.kv, visible.before), visible.noisy)
         return Streams(clean.hidden, noisy.hidden)
 
-    def predicting(
-        self, texts: Texts, noisy: Float[Array, "B T D"], start: Streams
-    ) -> Float[Array, "B T D"]:
+    def predicting(self, noisy: Float[Array, "B T D"], start: Streams) -> Float[Array, "B T D"]:
         """The hidden state that predicts each position, from those of the noisy copy."""
         if self.spec.alignment == "own":
             return noisy
         before = noisy if self.rules.layout == "infer_matched" else start.clean
-        return before_each(Streams(before, noisy), texts.layout)
+        return before_each(Streams(before, noisy), self.texts.layout)
 
-    def best(self, frozen: Any, texts: Texts, base: Streams, start: Streams) -> Int[Array, "B T"]:
+    def best(self, base: Streams, start: Streams) -> Int[Array, "B T"]:
         """The best token of each position, never the mask."""
-        logits = scorer(self.backbone, frozen)
+        logits = scorer(self.backbone, self.frozen)
 
         def of_chunk(vectors: Array) -> Array:
             scores = without_mask(logits(vectors), mask_of(self.spec))
             return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
-        vectors = lax.stop_gradient(self.predicting(texts, base.noisy, start))
+        vectors = lax.stop_gradient(self.predicting(base.noisy, start))
         return in_chunks(of_chunk, self.chunk, vectors)
 
-    def judge(
-        self, frozen: Any, texts: Texts, steps: Steps
-    ) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
+    def judge(self, steps: Steps) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
         """The objective at each position of each step, and measures of the distance from the
         teacher.
 
@@ -255,15 +240,14 @@ class Unrolling:
           The values; and "kl" from the backbone on y_k, "uncorrected_kl", that of a head that adds
           nothing, "agreement" and "uncorrected_agreement", 1 where the best token is the teacher's.
         """
-        frozen, shape = lax.stop_gradient(frozen), steps.tokens.shape
-        logits_of = scorer(self.backbone, frozen)
+        logits_of, shape = scorer(self.backbone, self.frozen), steps.tokens.shape
         # The student's scores are U (stopped a_{k-1} + r_k); direct modelling: U r_k.
         students = steps.residual.noisy
         if not self.rules.direct:
             students = lax.stop_gradient(steps.base.noisy) + students
 
         def flat(noisy: Float[Array, "K B T D"]) -> Array:
-            vectors = jax.vmap(lambda x: self.predicting(texts, x, steps.start))(noisy)
+            vectors = jax.vmap(lambda x: self.predicting(x, steps.start))(noisy)
             return vectors.reshape(-1, *vectors.shape[2:])
 
         def score(
@@ -287,16 +271,14 @@ class Unrolling:
             return value, lax.stop_gradient(measures)
 
         starts = jnp.broadcast_to(steps.start.noisy, students.shape)
-        targets = jnp.broadcast_to(texts.tokens, shape).reshape(-1, shape[-1])
+        targets = jnp.broadcast_to(self.texts.tokens, shape).reshape(-1, shape[-1])
         vectors = (flat(each) for each in (students, steps.taught, starts))
         scored = in_chunks(score, self.chunk, *vectors, targets)
         return jax.tree.map(lambda x: x.reshape(shape), scored)
 
-    def weigh(
-        self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]
-    ) -> Sum:
+    def weigh(self, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:
         """Sum of each step over the positions still masked, and its divisor, [K]."""
-        where, probability = texts.hidden
+        where, probability = self.texts.hidden
         # 1 / p, or 1
         inverse = 1 / jnp.where(where, probability, 1)
         each = jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse
@@ -305,7 +287,7 @@ class Unrolling:
         total = jnp.sum(weights, axis=(1, 2))
         if self.rules.normaliser == "official":
             revealed = jnp.where(where & ~still, inverse, 0)
-            total = jnp.sum(texts.labelled) - jnp.sum(revealed, axis=(1, 2))
+            total = jnp.sum(self.texts.labelled) - jnp.sum(revealed, axis=(1, 2))
         return Sum(jnp.sum(weights * values, axis=(1, 2)), total.astype(values.dtype))
 
 
@@ -323,20 +305,21 @@ def residual_loss(
       `judged`, the number of these positions for each labelled token.
     """
     mask_of(spec)
-    lengths_of(backbone, rules.blocks)
+    lengths = lengths_of(backbone, rules.blocks)
     check_chunk(chunk)
-    unrolling = Unrolling(backbone, head, spec, rules, chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)
-        texts = unrolling.texts(batch, of_texts)
-        reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(texts, of_reveals))
-        steps = unrolling.unroll(params, frozen, texts, reveals)
-        values, measures = unrolling.judge(frozen, texts, steps)
+        texts = noised(batch, of_texts, lengths, rules.noise, spec.alignment)
+        frozen = lax.stop_gradient(frozen)
+        unrolling = Unrolling(backbone, head, spec, rules, chunk, frozen, texts)
+        reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(of_reveals))
+        steps = unrolling.unroll(params, reveals)
+        values, measures = unrolling.judge(steps)
         still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
         judged = {n: weighted(jnp.where(still, x, 0), still) for n, x in measures.items()}
         return judged | {
-            "steps": unrolling.weigh(texts, still, values),
+            "steps": unrolling.weigh(still, values),
             "masked": Sum(masked, masked),
             "judged": Sum(jnp.sum(masked), jnp.sum(texts.labelled).astype(values.dtype)),
         }

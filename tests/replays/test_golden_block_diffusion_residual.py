@@ -22,7 +22,7 @@ from experiments.block_diffusion.magnitudes import magnitudes, read_states
 from paradec_jax.convert import mrp
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
-from paradec_jax.losses.residual import Unrolling
+from paradec_jax.losses.residual import Unrolling, lengths_of, noised
 
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
@@ -184,22 +184,22 @@ def batch_of(name: str) -> dict[str, jax.Array]:
 @cache
 def unrolled_by(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
-    unrolling = Unrolling(backbone, network, spec, rules, None)
+    lengths = lengths_of(backbone, rules.blocks)
 
     @jax.jit
     def run(params, frozen, batch):
-        key = jax.random.key(0)
-        texts = unrolling.texts(batch, key)
-        steps = unrolling.unroll(params, frozen, texts, batch["reveals"])
-        values, found = unrolling.judge(frozen, texts, steps)
+        texts = noised(batch, jax.random.key(0), lengths, rules.noise, spec.alignment)
+        unrolling = Unrolling(backbone, network, spec, rules, None, frozen, texts)
+        steps = unrolling.unroll(params, batch["reveals"])
+        values, found = unrolling.judge(steps)
         losses = {
             name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name))
-            .weigh(texts, steps.still, values)
+            .weigh(steps.still, values)
             .mean
             for name in ("selfnorm", "official", "mean")
         }
         direct = dataclasses.replace(unrolling, rules=dataclasses.replace(rules, direct=True))
-        before = direct.judge(frozen, texts, steps._replace(residual=steps.base))[1]["kl"]
+        before = direct.judge(steps._replace(residual=steps.base))[1]["kl"]
         return steps, values, found, before, losses
 
     return run
