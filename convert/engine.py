@@ -107,8 +107,8 @@ def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row
     """The rows of layers, from those of one; a layer's paths and names begin with `path`, `name`."""
 
     def placed(row: Row) -> Row:
-        places = {"path": f"{path}_{{i}}/{row.path}", "name": f"{name}.{{i}}.{row.name}"}
-        return dataclasses.replace(row, layers=layers, **places)
+        place, stored = f"{path}_{{i}}/{row.path}", f"{name}.{{i}}.{row.name}"
+        return dataclasses.replace(row, path=place, name=stored, layers=layers)
 
     return [placed(row) for row in block]
 

@@ -33,7 +33,7 @@ _TEST_LAYERS: Fields = {
     "rope_base": 10_000.0,
 }
 
-RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
+RECURRENT_PRESETS = {
     "huginn-0125": RecurrentDepthConfig(
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
     ),
@@ -52,7 +52,7 @@ _LLAMA_ROPE = RopeScaling(
     kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
 )
 
-CAUSAL_PRESETS: dict[str, CausalConfig] = {
+CAUSAL_PRESETS = {
     "qwen2.5-coder-0.5b": CausalConfig(
         width=896, layers=24, heads=14, kv_heads=2, feed_forward=4864, **_QWEN
     ),
@@ -111,7 +111,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
 # SDAR, each size with blocks of 4; checkpoints with longer blocks have the same parameters.
 _SDAR: Fields = {"kv_heads": 8, **_QWEN}
 
-BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
+BLOCK_DIFFUSION_PRESETS = {
     "sdar-1.7b": BlockDiffusionConfig(width=2048, layers=28, heads=16, feed_forward=6144, **_SDAR),
     "sdar-4b": BlockDiffusionConfig(
         width=2560, layers=36, heads=32, head_channels=128, feed_forward=9728, **_SDAR
@@ -125,7 +125,7 @@ BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
 # GPT-2's vocabulary and the mask, with no row more.
 _GPT2: Fields = {"vocab_size": 50_258, "dtype": "bfloat16"}
 
-MASKED_DIFFUSION_PRESETS: dict[str, MaskedDiffusionConfig] = {
+MASKED_DIFFUSION_PRESETS = {
     "mdlm-tiny": MaskedDiffusionConfig(width=512, layers=8, heads=8, **_GPT2),
     "mdlm-small": MaskedDiffusionConfig(width=768, layers=12, heads=12, **_GPT2),
     "mdlm-medium": MaskedDiffusionConfig(width=1024, layers=24, heads=16, **_GPT2),

@@ -70,9 +70,8 @@ def attention(
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
-    lanes = not (width % LANES or channels % LANES)
-    fits = alone and lanes and isinstance(seen, Rule) and seen.name in ("causal", "full")
-    if backend == "splash" and fits:
+    splits = backend == "splash" and alone and not (width % LANES or channels % LANES)
+    if splits and isinstance(seen, Rule) and seen.name in ("causal", "full"):
         kernel = functools.partial(splash, seen=seen)
         elsewhere = functools.partial(_blocked, seen=seen, prefix=None, prefix_mask=None)
         return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)

@@ -53,7 +53,7 @@ def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array
       positions: absolute; blocks count from position 0, so a window may begin inside one.
       block: tokens of a block, of all rows or of each.
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] >= of[:, None]
 
 
@@ -69,7 +69,7 @@ def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Arr
         . . x x .
         . . . . x
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] == of[:, None]
 
 
@@ -85,11 +85,11 @@ def strictly_before(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Ar
         x x . . .
         x x x x .
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] > of[:, None]
 
 
-def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:
+def block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:
     """The number of each position's block."""
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 

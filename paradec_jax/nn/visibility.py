@@ -108,7 +108,7 @@ def whole_text(config: Any, shape: tuple[int, ...]) -> View:
 
 def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:
     """The rule of `masks.block_causal`."""
-    return Rule("block", positions // jnp.reshape(jnp.asarray(block), (-1, 1)))
+    return Rule("block", masks.block_of(positions, block))
 
 
 def mask_of(seen: Seen | None, width: int) -> Bool[Array, "*B W W"]:
