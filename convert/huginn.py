@@ -132,9 +132,7 @@ def table(config: RecurrentDepthConfig) -> Table:
 
 
 def parse_config(fields: Json) -> RecurrentDepthConfig:
-    """Our config, without the two types, from the official fields; errors as of
-    `qwen2.parse_config`.
-    """
+    """Our config without the two types; errors as of `qwen2.parse_config`."""
     ours = parse_fields(fields, FIELDS)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
     config = built(RecurrentDepthConfig, ours)

@@ -206,9 +206,7 @@ def flat(fields: Json) -> dict[str, Any]:
 
 
 def parse_config(fields: Json) -> MaskedDiffusionConfig:
-    """Our config, without the two types, from the official fields; errors as of
-    `qwen2.parse_config`.
-    """
+    """Our config without the two types; errors as of `qwen2.parse_config`."""
     check_fixed(fields, FIXED)
     return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
 

@@ -132,9 +132,7 @@ class Texts(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Who sees whom: clean tokens one another, noisy tokens one another, noisy tokens the clean
-    ones.
-    """
+    """Who sees whom: clean tokens one another, noisy ones one another and the clean ones."""
 
     clean: Bool[Array, "B T T"]
     noisy: Bool[Array, "B T T"]

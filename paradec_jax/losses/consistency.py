@@ -151,9 +151,7 @@ class Pairs(NamedTuple):
 
 
 def counted_pairs(batch: Batch, spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
-    """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n],
-    `pairs` [B].
-    """
+    """Which tokens count in a batch of `consistency_loss`."""
     noisy, clean, (_, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     real, count, index = real_tokens(batch), batch["pairs"], jnp.arange(pairs)
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))

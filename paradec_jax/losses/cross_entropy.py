@@ -23,9 +23,7 @@ def cross_entropy(
     chunk: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """`token_losses` of the logits of hidden states, made of `chunk` positions at a time
-    (`in_chunks`).
-    """
+    """`token_losses` of the logits of hidden states, `chunk` positions at a time (`in_chunks`)."""
     return in_chunks(lambda x, y: token_losses(logits(x), y, smoothing), chunk, hidden, targets)
 
 

@@ -271,9 +271,7 @@ class Teacher:
     def recorded_step(
         self, z: Array, vectors: Array, time: Array, step: Array, uniforms: Float[Array, "B S V"]
     ) -> Int[Array, "B S"]:
-        """The same from recorded numbers: one race decides whether a position is revealed, and as
-        which token (the released sampler).
-        """
+        """The same from recorded numbers: one race decides if and as what each is revealed."""
         logits = without_mask(self.network.logits(self.params, vectors), self.mask)
         probs = jnp.exp(jax.nn.log_softmax(logits))
         now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))

@@ -67,9 +67,7 @@ class ModelNetwork:
 
     @classmethod
     def init_params(cls, config: Any, key: Array) -> dict[str, Any]:
-        """Random parameters: biases 0 and gains 1, matrices as the blocks of `config` are drawn
-        (`nn.blocks`).
-        """
+        """Random parameters: biases 0, gains 1, matrices as `nn.blocks` draws them."""
         return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     @property
@@ -122,9 +120,7 @@ class ModelNetwork:
         return raw(params)["embedding"]
 
     def output(self, params: Any) -> Any:
-        """Parameters for `logits` alone, made in chunks by a loss: the output matrix is cast and
-        gathered once.
-        """
+        """Parameters for `logits` alone: the output matrix is cast and gathered once."""
         if isinstance(params, Prepared):
             return params
         name, names = (
@@ -141,9 +137,7 @@ class ModelNetwork:
 
 @dataclasses.dataclass(frozen=True)
 class KVNetwork(ModelNetwork):
-    """A network with a cache; unless a subclass says otherwise, of the keys and values of each
-    layer once.
-    """
+    """A network with a cache, by default of the keys and values of each layer."""
 
     def init_cache(self, keys: Array, size: int) -> Any:
         """An empty cache for `size` positions of each row; `keys` [B] only count the rows."""

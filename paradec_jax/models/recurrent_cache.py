@@ -42,9 +42,7 @@ class RecurrentKV:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecurrentCache:
-    """Keys and values of a whole buffer, and the latent state that each position starts from, [B,
-    S, D].
-    """
+    """Keys and values of a whole buffer, and the latent that each position starts from."""
 
     kv: RecurrentKV
     initial: Float[Array, "B S D"]

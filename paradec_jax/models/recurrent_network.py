@@ -121,17 +121,13 @@ class RecurrentDepthNetwork(KVNetwork):
     def view(
         self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
     ) -> View:
-        """As of other networks; of the cache a window sees the keys and values, not the initial
-        latents.
-        """
+        """As of other networks; a window sees the keys and values of the cache, not its latents."""
         if prefix is not None:
             prefix = Prefix(prefix.kv.kv, prefix.visible)
         return super().view(positions, prefix, mask)
 
     def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Stream:
-        """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one
-        key each.
-        """
+        """States `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`."""
         c = self.config
         std = c.width**0.5 * c.init_std
         draw = jax.vmap(lambda key: jax.random.truncated_normal(key, -3.0, 3.0, (c.width,)))

@@ -112,9 +112,7 @@ def update_flops(
 
 
 def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
-    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that
-    the loss logs.
-    """
+    """`update_flops` of `tokens` [B, T] at the logged recurrence, for `Log(flops=)`."""
 
     def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
         rows, length = batch["tokens"].shape

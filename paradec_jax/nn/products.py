@@ -79,9 +79,7 @@ def _contract(a: Array, b: Array, over: tuple[Any, Any], dtype: Any) -> Array:
 def _narrow(
     x: Float[Array, "*shape D"], weight: Float[Array, "D F"], dtype: Any
 ) -> Float[Array, "*shape F"]:
-    """The product of operands in bfloat16, or rounded to it, in `dtype`; so are those of its
-    gradient.
-    """
+    """The product of operands rounded to bfloat16, in `dtype`; so are those of its gradient."""
     return _narrow_forward(x, weight, dtype)[0]
 
 

@@ -41,9 +41,7 @@ class Rotation(NamedTuple):
 def rotation(
     positions: Int[Array, "B W"], head_dim: int, base: float, scaling: RopeScaling | None = None
 ) -> Rotation:
-    """Angles `position * base^(-2i/C)`, i = 0 .. C/2-1, with inverse frequencies in float32, scaled
-    as said above.
-    """
+    """Angles `position * base^(-2i/C)`, i = 0 .. C/2-1, frequencies in float32, scaled as above."""
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     power: Any = base
     if scaling is not None and scaling.kind == "dynamic":
@@ -81,9 +79,7 @@ def _scaled(w: Float[Array, "half"], base: float, scaling: RopeScaling) -> Float
 
 
 def rotate(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W C"]:
-    """Turns each pair of channels (2i, 2i+1): `(a, b) -> (a cos - b sin, b cos + a sin)`, in at
-    least float32.
-    """
+    """Turns channels (2i, 2i+1): `(a, b) -> (a cos - b sin, b cos + a sin)`, in float32 or wider."""
     pairs = at_least_float32(x).reshape(*x.shape[:-1], -1, 2)
     a, b = pairs[..., 0], pairs[..., 1]
     turned = jnp.stack([a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin], axis=-1)
@@ -91,9 +87,7 @@ def rotate(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W 
 
 
 def rotate_halves(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W C"]:
-    """Turns the pairs of channels (i, i + C/2), the convention of Llama and Qwen, in at least
-    float32.
-    """
+    """Turns channels (i, i + C/2), the convention of Llama and Qwen, in float32 or wider."""
     a, b = jnp.split(at_least_float32(x), 2, axis=-1)
     turned = jnp.concatenate(
         [a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin], axis=-1

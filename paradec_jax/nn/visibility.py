@@ -1,6 +1,4 @@
-"""What a window sees: of itself by a rule, so that no mask [W, W] need lie in memory, and of a
-cache by a mask.
-"""
+"""What a window sees: of itself by a rule, which needs no mask [W, W], of a cache by a mask."""
 
 import dataclasses
 from typing import Any
@@ -38,9 +36,7 @@ class Rule:
         return masks.causal(width) if self.name == "causal" else self.rows(jnp.arange(width), width)
 
     def rows(self, queries: Int[Array, "Q"], width: int) -> Bool[Array, "*B Q W"]:
-        """Which positions of the window these queries see; queries beyond the window may see
-        anything.
-        """
+        """Which positions of the window these queries see; those beyond it may see anything."""
         if self.name == "causal":
             return jnp.arange(width) <= queries[:, None]
         if self.blocks is None:
@@ -97,9 +93,7 @@ class View:
 
 
 def whole_text(config: Any, shape: tuple[int, ...]) -> View:
-    """The view of a window that begins a text and sees itself as the network does, of whole blocks
-    or causally.
-    """
+    """The view of a window that begins a text, by the visibility of the config."""
     positions = jnp.broadcast_to(jnp.arange(shape[1]), shape)
     seen = by_block(positions, config.block) if config.visibility == "block" else CAUSAL
     angles = rotation(positions, config.head_dim, config.rope_base, config.rope_scaling)

@@ -1,6 +1,4 @@
-"""Masking noise: how much of a text it hides at a time, which times are drawn, and which tokens are
-hidden.
-"""
+"""Masking noise: how much of a text it hides, at which times, and which tokens."""
 
 from paradec_jax.noise.blocks import BlockNoise as BlockNoise
 from paradec_jax.noise.blocks import Hidden as Hidden

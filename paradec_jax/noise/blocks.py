@@ -63,6 +63,9 @@ class BlockNoise:
             falling.
         """
 
+        def drawn(count: Array | int) -> Hidden:
+            return self.once(jax.random.fold_in(key, count), labelled, samples, blocks)
+
         def empty(hidden: Hidden) -> Bool[Array, "B"]:
             return jnp.any(labelled, axis=1) & ~jnp.any(hidden.where, axis=1)
 
@@ -72,24 +75,16 @@ class BlockNoise:
 
         def redraw(carry: tuple[Array, Hidden]) -> tuple[Array, Hidden]:
             count, hidden = carry
-            new = self.once(jax.random.fold_in(key, count), labelled, samples, blocks)
-            rows = empty(hidden)[:, None]
+            new, rows = drawn(count), empty(hidden)[:, None]
             return count + 1, jax.tree.map(lambda n, o: jnp.where(rows, n, o), new, hidden)
 
-        first = self.once(jax.random.fold_in(key, 0), labelled, samples, blocks)
-        _, hidden = lax.while_loop(again, redraw, (jnp.int32(1), first))
+        _, hidden = lax.while_loop(again, redraw, (jnp.int32(1), drawn(0)))
         uniforms = jax.random.uniform(jax.random.fold_in(key, REDRAWS + 1), labelled.shape)
         one = jnp.argmax(jnp.where(labelled, uniforms, -1.0), axis=1)
         forced = empty(hidden)[:, None] & (jnp.arange(labelled.shape[1]) == one[:, None])
         return Hidden(hidden.where | forced, hidden.probability)
 
-    def once(
-        self,
-        key: Array,
-        labelled: Bool[Array, "B T"],
-        samples: Int[Array, "B T"],
-        blocks: Int[Array, "B T"],
-    ) -> Hidden:
+    def once(self, key: Array, labelled: Array, samples: Array, blocks: Array) -> Hidden:
         """As `draw`, where a row may be left without a hidden token."""
         of_levels, of_tokens = jax.random.split(key)
         levels = jax.random.uniform(of_levels, labelled.shape)
