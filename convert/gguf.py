@@ -83,7 +83,8 @@ def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
         raise ConvertError(f"{path} is missing, damaged or unknown: {why}") from error
 
 
-def _read(path: Path, dtype: str | None, words: bool) -> Model:
+def _opened(path: Path) -> Any:
+    """The package's reader of a file, in which no tensor lies over another one or beyond its end."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -112,15 +113,7 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
                 raise ValueError(f"its header has {count} tensors, and {MAX_TENSORS} are allowed")
             return super()._build_tensor_info(offs, count)
 
-    def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type)
-        if heads:  # whose channels (2i, 2i + 1) turn together there, and (i, i + C/2) here
-            array = rearrange(array, "(h c two) ... -> (h two c) ...", h=heads, two=2)
-        return array[index]
-
-    reader = Reader(regular(path))
-    values = {name: field.contents() for name, field in reader.fields.items()}
-    end, stored = 0, {tensor.name: tensor for tensor in reader.tensors}
+    reader, end = Reader(regular(path)), 0
     places = ((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors)
     for begin, size, name in sorted(places):
         if begin < end or begin % reader.alignment or begin > len(reader.data):
@@ -128,6 +121,21 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
                 f"tensor {name} of {path} lies over another one, beyond the file or beside its grid"
             )
         end = begin + size
+    return reader
+
+
+def _read(path: Path, dtype: str | None, words: bool) -> Model:
+    import gguf
+
+    def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
+        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if heads:  # whose channels (2i, 2i + 1) turn together there, and (i, i + C/2) here
+            array = rearrange(array, "(h c two) ... -> (h two c) ...", h=heads, two=2)
+        return array[index]
+
+    reader = _opened(path)
+    values = {name: field.contents() for name, field in reader.fields.items()}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     if (parts := values.get("split.count", 1)) > 1:
         raise ConvertError(
             f"{path} is one of {parts} parts: join them with llama-gguf-split --merge"
