@@ -64,11 +64,13 @@ def cllm_loss(
         keep = inside & differs & real[:, 0, 1:]
         logits = scorer(network, params, len(tokens))
 
-        def divergence(student: Array, teacher: Array) -> Array:
-            return soft_cross_entropy(logits(student), logits(teacher))[0]
-
         # L_GC (equation 5): -sum_v q_v log p_v at each of them, without gradient towards q.
-        value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
+        value = in_chunks(
+            lambda student, teacher: soft_cross_entropy(logits(student), logits(teacher))[0],
+            chunk,
+            noisy[:, :-1],
+            lax.stop_gradient(clean)[:, :-1],
+        )
         # L_AR: the next token of the whole clean sequence.
         smoothed, hits = cross_entropy(logits, whole[:, :-1], tokens[:, 2, 1:], chunk, SMOOTHING)
         rows = batch["pairs"]

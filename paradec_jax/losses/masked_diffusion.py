@@ -137,12 +137,7 @@ def noise(
     uniforms = recorded_or(batch, "time_uniforms", lambda: None)
     t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
     probability, weight = rules.at(t)
-    uniforms = mask_uniforms(batch, of_masks)
-    return *hide(tokens, uniforms, probability, mask, batch.get("labelled")), weight
-
-
-def mask_uniforms(batch: Batch, key: Array) -> Float[Array, "B S"]:
-    """The number in [0, 1) that decides whether a token is hidden, recorded or drawn."""
-    return recorded_or(
-        batch, "mask_uniforms", lambda: jax.random.uniform(key, batch["tokens"].shape)
+    uniforms = recorded_or(
+        batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
     )
+    return *hide(tokens, uniforms, probability, mask, batch.get("labelled")), weight

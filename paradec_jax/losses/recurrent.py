@@ -126,13 +126,11 @@ def recurrent_loss(
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_recurrence, of_state = jax.random.split(key)
         tokens, weights = batch["tokens"], batch["weights"]
-
-        def start() -> Array:
-            return network.initial_state(jax.random.split(of_state, tokens.shape))
-
         # r, and s_0
         recurrence = recorded_or(batch, "recurrence", lambda: draw(of_recurrence, batch["step"]))
-        state = recorded_or(batch, "state", start)
+        state = recorded_or(
+            batch, "state", lambda: network.initial_state(jax.random.split(of_state, tokens.shape))
+        )
         positions, mask = packing(batch)
         view = network.view(positions, mask=mask)
         # e = P(x)

@@ -30,7 +30,6 @@ from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
-    Masks,
     Streams,
     Texts,
     before_each,
@@ -140,11 +139,6 @@ class Unrolling:
     frozen: Any
     texts: Texts
 
-    @property
-    def visible(self) -> Masks:
-        """Who sees whom."""
-        return masks_of(self.texts.layout)
-
     def reveals(self, key: Array) -> Bool[Array, "B K T"]:
         """Positions that each step reveals: some of those still masked in every block, by chance."""
         still, drawn = self.texts.hidden.where, []
@@ -163,7 +157,7 @@ class Unrolling:
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
             positions = texts.layout.positions
-            seen = self.visible.clean
+            seen = masks_of(texts.layout).clean
             out = self.backbone.forward(self.frozen, texts.tokens, positions, mask=seen)
             clean, kv = out.hidden, out.kv
         noisy = self.read(tokens[None], kv)[0]
@@ -185,7 +179,7 @@ class Unrolling:
 
     def read(self, states: Int[Array, "M B T"], kv: Any) -> Float[Array, "M B T D"]:
         """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy."""
-        visible, forward = self.visible, self.backbone.forward
+        visible, forward = masks_of(self.texts.layout), self.backbone.forward
 
         def repeated(x: Array) -> Array:
             return jnp.broadcast_to(x, (len(states), *x.shape)).reshape(-1, *x.shape[1:])
@@ -201,7 +195,7 @@ class Unrolling:
 
     def residual(self, params: Any, tokens: Array, base: Streams) -> Streams:
         """Residuals of both copies."""
-        table, visible = self.backbone.embedding(self.frozen), self.visible
+        table, visible = self.backbone.embedding(self.frozen), masks_of(self.texts.layout)
 
         def read(tokens: Array, hidden: Array, prefix: Prefix | None, mask: Array) -> Forward:
             positions = self.texts.layout.positions
@@ -224,13 +218,13 @@ class Unrolling:
     def best(self, base: Streams, start: Streams) -> Int[Array, "B T"]:
         """The best token of each position, never the mask."""
         logits = scorer(self.backbone, self.frozen)
-
-        def of_chunk(vectors: Array) -> Array:
-            scores = without_mask(logits(vectors), mask_of(self.spec))
-            return jnp.argmax(scores, axis=-1).astype(jnp.int32)
-
         vectors = lax.stop_gradient(self.predicting(base.noisy, start))
-        return in_chunks(of_chunk, self.chunk, vectors)
+        best = in_chunks(
+            lambda x: jnp.argmax(without_mask(logits(x), mask_of(self.spec)), axis=-1),
+            self.chunk,
+            vectors,
+        )
+        return best.astype(jnp.int32)
 
     def judge(self, steps: Steps) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
         """The objective at each position of each step, and measures of the distance from the

@@ -32,7 +32,7 @@ from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
-from paradec_jax.losses.masked_diffusion import mask_of, mask_uniforms, read
+from paradec_jax.losses.masked_diffusion import mask_of, read
 from paradec_jax.losses.recorded import Batch, recorded_or
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
@@ -163,7 +163,9 @@ def self_distillation_loss(
         tokens, weights = batch["tokens"], batch.get("weights")
         # t, and z_t ~ q(z_t | x)
         t = recorded_or(batch, "times", lambda: rules.times.draw(of_times, len(tokens)))
-        uniforms = mask_uniforms(batch, of_masks)
+        uniforms = recorded_or(
+            batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
+        )
         where = None if weights is None else weights > 0
         noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
         # Algorithm 1: the teacher's targets.

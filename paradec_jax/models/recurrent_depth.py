@@ -35,7 +35,7 @@ class RecurrentDepth(Ends):
     def setup(self) -> None:
         c = self.config
         init, block = truncated_normal(c.init_std), rematerialised(SandwichBlock, c.remat)
-        self.begin(c.init_std)
+        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width))
         self.prelude = [block(c) for _ in range(c.prelude_layers)]
         self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width))
         self.core = [block(c) for _ in range(c.core_layers)]
@@ -52,8 +52,9 @@ class RecurrentDepth(Ends):
 
     def embed(self, tokens: Inputs, view: View) -> tuple[Stream, Layers]:
         """Prelude output e of tokens, or of vectors in their place."""
-        x = self.vectors(tokens)
-        x = x * jnp.asarray(self.config.width**0.5, x.dtype)
+        dtype = jnp.dtype(self.config.dtype)
+        vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
+        x = vectors.astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
         return in_turn(reading(view), x, self.prelude, view.cache.prelude if view.cache else None)
 
     def iterate(

@@ -16,13 +16,14 @@ import functools
 import math
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TransformerConfig
 from paradec_jax.config.bounds import MOST
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import Inputs, KVNetwork
-from paradec_jax.nn.blocks import PreNormBlock
+from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.ends import Ends
 from paradec_jax.nn.remat import rematerialised
@@ -45,7 +46,8 @@ class Transformer(Ends):
         self.block = rematerialised(PreNormBlock, c.remat)
         # A tied embedding must be small, or the first logits are large; one of its kv starts at the
         # scale of a normalised stream, so that what the blocks add does not drown it.
-        self.begin(c.init_std if c.tie_embeddings else 1.0)
+        init = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
+        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width))
         self.layer = [self.block(c) for _ in range(c.layers)]
         self.end()
 
@@ -55,7 +57,9 @@ class Transformer(Ends):
 
     def hidden(self, tokens: Inputs, view: View) -> tuple[Stream, Layers]:
         """Normalised hidden states of a window, and the window's keys and values."""
-        c, x, given = self.config, self.vectors(tokens), view.cache
+        c, given = self.config, view.cache
+        vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
+        x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one
         # prepares parameters.
         scan = c.scan_layers and (given is None or not self.prepared)

@@ -3,12 +3,10 @@
 from typing import Any
 
 import flax.linen as nn
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from paradec_jax.nn.blocks import ones, parameter, rms_norm, truncated_normal
 from paradec_jax.nn.products import dense
-from paradec_jax.nn.visibility import Stream
 
 
 class Ends(nn.Module):
@@ -22,11 +20,6 @@ class Ends(nn.Module):
     config: Any
     prepared: bool = False
 
-    def begin(self, std: float) -> None:
-        """Makes `embedding`, of that standard deviation."""
-        shape = self.config.vocab_size, self.config.width
-        self.embedding = parameter(self, "embedding", truncated_normal(std), shape)
-
     def end(self) -> None:
         """Makes `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding."""
         c = self.config
@@ -36,11 +29,6 @@ class Ends(nn.Module):
         if self.has_head:
             init = truncated_normal(c.init_std)
             self.head = parameter(self, "head", init, (c.width, c.vocab_size))
-
-    def vectors(self, tokens: Int[Array, "B W"] | Stream) -> Stream:
-        """The vectors of tokens, or those in their place, in the dtype of activations."""
-        vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
-        return vectors.astype(jnp.dtype(self.config.dtype))
 
     def normalise(self, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """The final norm."""

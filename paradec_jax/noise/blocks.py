@@ -63,9 +63,6 @@ class BlockNoise:
             falling.
         """
 
-        def drawn(count: Array | int) -> Hidden:
-            return self.once(jax.random.fold_in(key, count), labelled, samples, blocks)
-
         def empty(hidden: Hidden) -> Bool[Array, "B"]:
             return jnp.any(labelled, axis=1) & ~jnp.any(hidden.where, axis=1)
 
@@ -75,10 +72,12 @@ class BlockNoise:
 
         def redraw(carry: tuple[Array, Hidden]) -> tuple[Array, Hidden]:
             count, hidden = carry
-            new, rows = drawn(count), empty(hidden)[:, None]
+            new = self.once(jax.random.fold_in(key, count), labelled, samples, blocks)
+            rows = empty(hidden)[:, None]
             return count + 1, jax.tree.map(lambda n, o: jnp.where(rows, n, o), new, hidden)
 
-        _, hidden = lax.while_loop(again, redraw, (jnp.int32(1), drawn(0)))
+        first = self.once(jax.random.fold_in(key, 0), labelled, samples, blocks)
+        _, hidden = lax.while_loop(again, redraw, (jnp.int32(1), first))
         uniforms = jax.random.uniform(jax.random.fold_in(key, REDRAWS + 1), labelled.shape)
         one = jnp.argmax(jnp.where(labelled, uniforms, -1.0), axis=1)
         forced = empty(hidden)[:, None] & (jnp.arange(labelled.shape[1]) == one[:, None])

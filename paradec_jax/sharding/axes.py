@@ -43,16 +43,12 @@ def _axes(names: str, inputs: str = "", outputs: str = "") -> Axes:
     return Axes(*(tuple(each.split()) for each in (names, inputs, outputs)))
 
 
-def _matrix(inputs: str, outputs: str) -> Axes:
-    return _axes(f"{inputs} {outputs}", inputs, outputs)
-
-
 SHARED = {
     r"^embedding$": _axes("vocab embed"),
     r"^head$": _axes("embed vocab"),
-    r"attention/out$": _matrix("heads head_dim", "embed"),
-    r"mlp/(gate|up)$": _matrix("embed", "mlp"),
-    r"mlp/down$": _matrix("mlp", "embed"),
+    r"attention/out$": _axes("heads head_dim embed", "heads head_dim", "embed"),
+    r"mlp/(gate|up)$": _axes("embed mlp", "embed", "mlp"),
+    r"mlp/down$": _axes("mlp embed", "mlp", "embed"),
     r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": _axes("embed"),
 }
 BIASES = {
@@ -66,9 +62,9 @@ RECURRENT = (
     SHARED
     | BIASES
     | {
-        r"attention/q$": _matrix("embed", "heads head_dim"),
-        r"attention/[kv]$": _matrix("embed", "kv_heads head_dim"),
-        r"^adapter$": _matrix("embed_pair", "embed"),
+        r"attention/q$": _axes("embed heads head_dim", "embed", "heads head_dim"),
+        r"attention/[kv]$": _axes("embed kv_heads head_dim", "embed", "kv_heads head_dim"),
+        r"^adapter$": _axes("embed_pair embed", "embed_pair", "embed"),
     }
 )
 _BY_HEAD = {
@@ -90,7 +86,7 @@ RESIDUAL_HEAD = {
     pattern: names for pattern, names in TRANSFORMER.items() if "vocab" not in names.names
 } | {
     r"^(embedding|hidden)_norm$": _axes("embed"),
-    r"^fusion$": _matrix("embed_pair", "embed"),
+    r"^fusion$": _axes("embed_pair embed", "embed_pair", "embed"),
 }
 # The layers that modulate are no matrices to that optimizer: they read one constant vector, so
 # their gradients have rank one.
