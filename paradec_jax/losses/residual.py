@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
     Streams,
@@ -195,18 +195,17 @@ class Unrolling:
 
     def residual(self, params: Any, tokens: Array, base: Streams) -> Streams:
         """Residuals of both copies."""
-        table, visible = self.backbone.embedding(self.frozen), masks_of(self.texts.layout)
-
-        def read(tokens: Array, hidden: Array, prefix: Prefix | None, mask: Array) -> Forward:
-            positions = self.texts.layout.positions
-            return self.head.forward(params, table[tokens], positions, prefix, mask, hidden=hidden)
-
+        table, forward = self.backbone.embedding(self.frozen), self.head.forward
+        visible, at = masks_of(self.texts.layout), self.texts.layout.positions
+        vectors = table[tokens]
         if self.rules.layout == "infer_matched":
-            out = read(tokens, base.noisy, None, visible.clean)
+            out = forward(params, vectors, at, None, visible.clean, hidden=base.noisy)
             return Streams(out.hidden, out.hidden)
-        clean = read(self.texts.tokens, base.clean, None, visible.clean)
-        noisy = read(tokens, base.noisy, Prefix(clean.kv, visible.before), visible.noisy)
-        return Streams(clean.hidden, noisy.hidden)
+        clean = table[self.texts.tokens]
+        first = forward(params, clean, at, None, visible.clean, hidden=base.clean)
+        prefix = Prefix(first.kv, visible.before)
+        noisy = forward(params, vectors, at, prefix, visible.noisy, hidden=base.noisy)
+        return Streams(first.hidden, noisy.hidden)
 
     def predicting(self, noisy: Float[Array, "B T D"], start: Streams) -> Float[Array, "B T D"]:
         """The hidden state that predicts each position, from those of the noisy copy."""
