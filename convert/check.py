@@ -15,8 +15,7 @@ from .engine import ConvertError
 
 
 def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:
-    """Largest absolute difference of each recorded array of logits from the model's own, in exact
-    float32.
+    """Largest absolute difference of each recorded array of logits from the model's, in float32.
 
     Args:
       model: in float32.
@@ -31,13 +30,8 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     config = model.config
     recurrent = isinstance(config, RecurrentDepthConfig)
     wanted = _wanted(recorded, recurrent)
-    tokens = recorded.get("input_ids")
-    if (
-        tokens is None
-        or tokens.ndim != 2
-        or not tokens.size
-        or not np.issubdtype(tokens.dtype, np.integer)
-    ):
+    tokens = recorded.get("input_ids", np.zeros(0))
+    if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
         raise ConvertError("array input_ids must hold integers [B, T]")
     if tokens.shape[1] > config.max_length:
         raise ConvertError(
@@ -71,24 +65,15 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
     with jax.default_matmul_precision("highest"):
         for name, array, recurrences in wanted:
-            own = logits(
-                model.params,
-                jnp.asarray(tokens, jnp.int32),
-                jnp.asarray(state, jnp.float32),
-                recurrences,
-            )
-            yield (
-                name,
-                float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64)))),
-            )
+            inputs = jnp.asarray(tokens, jnp.int32), jnp.asarray(state, jnp.float32)
+            ours = np.asarray(logits(model.params, *inputs, recurrences), np.float64)
+            yield name, float(np.max(np.abs(ours - array.astype(np.float64))))
 
 
 def _wanted(
     recorded: Mapping[str, np.ndarray], recurrent: bool
 ) -> list[tuple[str, np.ndarray, int]]:
-    """Names, arrays and recurrences (1 where a model has none) of the recorded logits, fewest
-    recurrences first.
-    """
+    """Names, arrays and recurrences (1 where a model has none) of recorded logits, fewest first."""
     numbered = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded if recurrent}
     wanted = [(name, recorded[name], int(match[1])) for name, match in numbered.items() if match]
     if not wanted and "logits" in recorded:

@@ -1,6 +1,4 @@
-"""A checkpoint in memory: a Hugging Face folder, a GGUF file, or a denoiser's checkpoint of
-Lightning.
-"""
+"""A checkpoint in memory: a Hugging Face folder, a GGUF file, or a checkpoint of Lightning."""
 
 import contextlib
 import dataclasses
@@ -39,8 +37,7 @@ def opened(
     *,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
-    """The whole model, its parameters read when they are asked for, tokenizer and chat template
-    included.
+    """The whole model with tokenizer and chat template, its parameters read when they are asked for.
 
     Args:
       path: folder with config.json and weights, or a file that ends in .gguf or .ckpt.
@@ -71,7 +68,7 @@ def opened(
 def _reading(
     path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Json
 ) -> Iterator[Model]:
-    """What a converter reads; `of_blocks` is told to block diffusion alone."""
+    """What a converter reads; `of_blocks` is for block diffusion alone."""
     module: ModuleType | None = None
     if path.is_dir():
         fields = mdlm.flat(read_json(path / "config.json"))

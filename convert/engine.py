@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import re
 import sys
@@ -49,8 +48,8 @@ class Row:
       pattern: einops pattern from the checkpoint's layout (of the row's own part) to ours; read
         backwards for export.
       layers: how many layers there are, or None for a tensor that exists once.
-      parts: where a tensor feeds several parameters, what follows each other along its first axis,
-        as products of axes ("h c").
+      parts: how many parameters of this shape a tensor feeds, one after the other along its first
+        axis.
       part: which of them this row is.
     """
 
@@ -58,7 +57,7 @@ class Row:
     name: str
     pattern: str
     layers: int | None = None
-    parts: tuple[str, ...] = ()
+    parts: int = 1
     part: int = 0
 
     def each(self) -> Iterator[tuple[str, str]]:
@@ -69,10 +68,8 @@ class Row:
     def stored_shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the tensor, given the length of every axis that patterns name."""
         groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
-        shape = tuple(_product(group, axes) for group in groups)
-        return (
-            (sum(_product(part, axes) for part in self.parts), *shape[1:]) if self.parts else shape
-        )
+        size, *others = (_product(group, axes) for group in groups)
+        return self.parts * size, *others
 
     def shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the parameter."""
@@ -80,8 +77,8 @@ class Row:
 
     def share(self, axes: Mapping[str, int]) -> slice:
         """The parameter's share of the tensor's first axis."""
-        ends = [0, *itertools.accumulate(_product(part, axes) for part in self.parts)]
-        return slice(*ends[self.part : self.part + 2]) if self.parts else slice(None)
+        size = self.stored_shape(axes)[0] // self.parts
+        return slice(self.part * size, (self.part + 1) * size)
 
     def load(self, tensor: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
         """Checkpoint's layout to ours."""
@@ -101,21 +98,17 @@ def _product(group: str, axes: Mapping[str, int]) -> int:
     return math.prod(axes.get(axis) or int(axis) for axis in group.strip("()").split())
 
 
-def fused(paths: Sequence[str], name: str, pattern: str, part: str) -> list[Row]:
-    """The rows of a tensor that feeds several parameters of one size, `part` along its first axis
-    each.
-    """
-    return [Row(path, name, pattern, None, (part,) * len(paths), i) for i, path in enumerate(paths)]
+def fused(paths: Sequence[str], name: str, pattern: str) -> list[Row]:
+    """The rows of a tensor that feeds several parameters of one shape."""
+    return [Row(path, name, pattern, None, len(paths), i) for i, path in enumerate(paths)]
 
 
 def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row]:
-    """The rows of layers, from those of one of them; `path` and `name` are what a layer's
-    parameters begin with.
-    """
+    """The rows of layers, from those of one; a layer's paths and names begin with `path`, `name`."""
 
     def placed(row: Row) -> Row:
-        whole = f"{path}_{{i}}/{row.path}", f"{name}.{{i}}.{row.name}"
-        return dataclasses.replace(row, path=whole[0], name=whole[1], layers=layers)
+        place, stored = f"{path}_{{i}}/{row.path}", f"{name}.{{i}}.{row.name}"
+        return dataclasses.replace(row, path=place, name=stored, layers=layers)
 
     return [placed(row) for row in block]
 
@@ -160,13 +153,11 @@ def note(sentence: str) -> None:
 
 
 def parted(source: Source, prefix: str) -> tuple[Source, Source]:
-    """The tensors whose names do not begin with the prefix, and the others under the rest of their
-    names.
-    """
-    others = {name: tensor for name, tensor in source.tensors.items() if name.startswith(prefix)}
-    own = {name: tensor for name, tensor in source.tensors.items() if name not in others}
-    rest = {name.removeprefix(prefix): tensor for name, tensor in others.items()}
-    return Source(source.folder, own), Source(source.folder, rest)
+    """The tensors whose names do not begin with the prefix, and the others, without it."""
+    without, others = dict[str, Lazy](), dict[str, Lazy]()
+    for name, tensor in source.tensors.items():
+        (others if name.startswith(prefix) else without)[name.removeprefix(prefix)] = tensor
+    return Source(source.folder, without), Source(source.folder, others)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -187,8 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_table(
     source: Source, table: Table, dtype: str | None, optional: Shapes
 ) -> tuple[dict[str, Any], str]:
-    """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and
-    their type.
+    """The parameter tree of a checkpoint, each parameter read when it is asked for, and their type.
 
     Args:
       source, table: the checkpoint, and the table of its model.
@@ -210,7 +200,7 @@ def read_table(
     param_dtype = dtype or common_dtype(source, list(shapes))
 
     def read(row: Row, name: str, index: Any) -> np.ndarray:
-        stored = source.tensors[name].read(row.share(axes) if row.parts else ())
+        stored = source.tensors[name].read(row.share(axes) if row.parts > 1 else ())
         with np.errstate(over="ignore"):  # numbers that become infinite are refused elsewhere
             return row.load(stored, axes)[index].astype(param_dtype, copy=False)
 
@@ -222,9 +212,7 @@ def read_table(
 
 
 def check_tensors(source: Source, shapes: Shapes, optional: Shapes) -> None:
-    """Refuses, as `read_table`, names, shapes and types that no config asks for; saved buffers are
-    passed over.
-    """
+    """Refuses, as `read_table`, names, shapes and types that no config asks for, but not buffers."""
     for name in sorted(shapes.keys() - source.tensors.keys()):
         raise source.missing(name)
     for name, tensor in sorted(source.tensors.items()):
@@ -249,9 +237,7 @@ def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
-    """Refuses a stored output matrix that differs from the embedding, which config.json puts in its
-    place.
-    """
+    """Refuses a stored output matrix that differs from the embedding to which it is tied."""
     if head not in source.tensors:
         return
     both = source.tensors[head], source.tensors[embedding]
@@ -266,8 +252,7 @@ def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
 
 
 def common_dtype(source: Source, names: Sequence[str]) -> str:
-    """The type of parameters that loses nothing: that of all named tensors where it is one of ours,
-    else float32.
+    """The type that loses nothing: that of all named tensors where it is one of ours, else float32.
 
     Raises:
       ConvertError: when a tensor is float64, of which every type of ours loses digits.
@@ -282,9 +267,7 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
 
 
 def export_tree(params: Mapping[str, Any], table: Table) -> dict[str, Lazy]:
-    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are asked
-    for.
-    """
+    """The tensors of a checkpoint by name, made of parameters when they are asked for."""
     axes, rows = table
     leaves, shapes = flatten_dict(params, sep="/"), table_shapes(table)
     parts: dict[str, list[tuple[Row, str]]] = {}

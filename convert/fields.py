@@ -1,10 +1,8 @@
-"""Reads and writes config.json: fields and their types, those that admit one value, types of
-numbers, token ids.
-"""
+"""Reads and writes config.json: fields and their types, types of numbers, token ids."""
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +12,7 @@ from paradec_jax.store.model import PARAM_DTYPES
 
 from .engine import ConvertError, Json
 
-# Our field: official names (aliases after the first must agree with it), type, default (None:
-# required).
+# Our field: official names (aliases after the first must agree), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
 Config = TypeVar("Config")
 
@@ -25,9 +22,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a
 
 
 def matches(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but
-    bool.
-    """
+    """Whether a JSON value is of a plain type; integers pass for floats, booleans for bool alone."""
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
@@ -65,9 +60,7 @@ def built(config: Callable[..., Config], ours: Json) -> Config:
 
 
 def check_fixed(fields: Json, fixed: Json) -> None:
-    """Refuses other values of a field that admits one: because only that is implemented, or others
-    ask for it.
-    """
+    """Refuses other values of fields that admit one. Raises ConvertError."""
     for name, value in fixed.items():
         if fields.get(name) is not None and fields[name] != value:
             raise ConvertError(
@@ -93,27 +86,25 @@ def check_plain(fields: Json) -> None:
 
 def typed(config: Config, fields: Json, param_dtype: str) -> Config:
     """A config with its two types: that of its parameters, in which the network computes unless a
-    field says another.
+    field names another.
 
     Raises:
       ConvertError: when the field names no floating type.
     """
-    given = present(fields)
+    given, known = present(fields), tensors.DTYPES.values()
     named = given.get("dtype", given.get("torch_dtype", param_dtype))
     plain = str(named).removeprefix("torch.")
     plain = SPELLED.get(plain, plain)
-    if plain not in tensors.DTYPES.values():
-        known = ", ".join(tensors.DTYPES.values())
+    if plain not in known:
         raise ConvertError(
-            f"field dtype or torch_dtype of config.json must be one of {known}, not {named!r}"
+            f"field dtype or torch_dtype of config.json must be one of {', '.join(known)}, not {named!r}"
         )
     dtype = plain if plain in PARAM_DTYPES else param_dtype
     return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)  # type: ignore[type-var]
 
 
 def token_ids(fields: Json, name: str, vocab_size: int, file: str = "config.json") -> list[int]:
-    """Token ids of a field that holds one, a list of them, or nothing, which some files write as
-    -1.
+    """Token ids of a field: one, a list of them, or nothing, which some files write as -1.
 
     Raises:
       ConvertError: when it holds anything else, or ids beyond the vocabulary.
@@ -128,6 +119,18 @@ def token_ids(fields: Json, name: str, vocab_size: int, file: str = "config.json
                 f"field {name} of {file} holds {token}, but the vocabulary ends at {vocab_size - 1}"
             )
     return values
+
+
+def token_spec(
+    bos: Sequence[int],
+    stop: Sequence[int],
+    pad: Sequence[int],
+    mask: Sequence[int] = (),
+    alignment: str = "next",
+) -> TokenSpec:
+    """Special tokens by the ids that files name, the first of each but of those that end a text."""
+    stops = tuple(dict.fromkeys(stop))
+    return TokenSpec(next(iter(bos), None), stops, [*pad, 0][0], next(iter(mask), None), alignment)
 
 
 def format_tokens(tokens: TokenSpec) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from paradec_jax.text.tokenizer import Tokenizer, from_pieces
 
 from . import qwen2
 from .engine import ConvertError, Json, Source, note, table_shapes
-from .fields import present, token_ids
+from .fields import present, token_ids, token_spec
 
 FIELDS = {  # of config.json, and keys of the metadata without the architecture
     "hidden_size": "embedding_length",
@@ -38,12 +38,10 @@ FIELDS = {  # of config.json, and keys of the metadata without the architecture
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-SCALING = {
+SCALING = {  # the same of rope_scaling
     "rope_type": "type",
     "factor": "factor",
     "beta_fast": "yarn_beta_fast",
-}  # of rope_scaling
-SCALING |= {
     "beta_slow": "yarn_beta_slow",
     "original_max_position_embeddings": "original_context_length",
 }
@@ -64,34 +62,29 @@ PLAIN = ("gpt-2", "default", "smollm")  # split by GPT-2's rule
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens
 # Of texts, turns and messages.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
-NAMES = {
-    "bos": "bos",
-    "eos": "eos",
-    "unk": "unknown",
-    "pad": "padding",
-}  # in templates, and in the metadata
+# In templates, and in the metadata.
+NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def read(path: Path, dtype: str | None = None, words: bool = True) -> Model:
-    """A file as a model with its template, and with its tokenizer where `words`; the rest as of
-    `qwen2.read`.
-    """
+    """A file as a model with its template, and with its tokenizer if `words`; as `qwen2.read`."""
     try:
         with np.errstate(all="ignore"):  # numbers that become infinite are refused elsewhere
             return _read(path, dtype, words)
     except ImportError as error:
         raise ConvertError(f"{path} is read by the package gguf: pip install gguf") from error
     except ConvertError as error:
-        told = str(error).replace("config.json", f"the metadata of {path}")
+        sentence = str(error).replace("config.json", f"the metadata of {path}")
         for field, key in FIELDS.items():
-            told = told.replace(f"field {field} ", f"field {key} ")
-        raise ConvertError(told) from error
+            sentence = sentence.replace(f"field {field} ", f"field {key} ")
+        raise ConvertError(sentence) from error
     except Exception as error:  # what is damaged raises errors of many kinds
         why = "it lacks the field " * isinstance(error, KeyError) + one_sentence(error, 99)
         raise ConvertError(f"{path} is missing, damaged or unknown: {why}") from error
 
 
-def _read(path: Path, dtype: str | None, words: bool) -> Model:
+def _opened(path: Path) -> Any:
+    """The package's reader of a file, in which no tensor lies over another one or beyond its end."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -100,9 +93,10 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
         Nothing is read past the end of the file, and an array of numbers at once.
         """
 
-        data = property(
-            lambda self: self.plain, lambda self, it: setattr(self, "plain", np.asarray(it))
-        )  # type: ignore
+        def _keep(self, data: Any) -> None:
+            self.plain = np.asarray(data)
+
+        data = property(lambda self: self.plain, _keep)  # type: ignore[assignment]
         reads = 0
 
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
@@ -119,43 +113,49 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
                 raise ValueError(f"its header has {count} tensors, and {MAX_TENSORS} are allowed")
             return super()._build_tensor_info(offs, count)
 
+    reader, end = Reader(regular(path)), 0
+    places = ((int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors)
+    for begin, size, name in sorted(places):
+        if begin < end or begin % reader.alignment or begin > len(reader.data):
+            raise ConvertError(
+                f"tensor {name} of {path} lies over another one, beyond the file or beside its grid"
+            )
+        end = begin + size
+    return reader
+
+
+def _read(path: Path, dtype: str | None, words: bool) -> Model:
+    import gguf
+
     def numbers(tensor: Any, heads: int | None, index: Any) -> np.ndarray:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)
         if heads:  # whose channels (2i, 2i + 1) turn together there, and (i, i + C/2) here
             array = rearrange(array, "(h c two) ... -> (h two c) ...", h=heads, two=2)
         return array[index]
 
-    reader = Reader(regular(path))
+    reader = _opened(path)
     values = {name: field.contents() for name, field in reader.fields.items()}
-    end = 0
-    for begin, size, name in sorted(
-        (int(t.field.parts[-1][0]), t.n_bytes, t.name) for t in reader.tensors
-    ):
-        if begin < end or begin % reader.alignment or begin > len(reader.data):
-            raise ConvertError(
-                f"tensor {name} of {path} lies over another one, beyond the file or beside its grid"
-            )
-        end = begin + size
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     if (parts := values.get("split.count", 1)) > 1:
         raise ConvertError(
             f"{path} is one of {parts} parts: join them with llama-gguf-split --merge"
         )
-    stored = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:  # of which none may be of a type that the package does not know
         gguf.dequantize(tensor.data[:1], tensor.tensor_type)
     fields = config_fields(values, stored)
     config, kind = qwen2.parse_config(fields, CausalConfig), fields["model_type"]
     table = qwen2.table(dataclasses.replace(config, layers=min(config.layers, len(stored))))
-    names = (*table_shapes(table), qwen2.HEAD)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], len(stored))
+    names = (*table_shapes(table), qwen2.HEAD)
     official = {known.get_name(name, (".weight", ".bias")): name for name in names}
     turned = {"q_proj": config.heads, "k_proj": config.kv_heads} if kind == "llama" else {}
     tensors = {}
-    for tensor in (tensor for name, tensor in stored.items() if name != FACTORS):
-        name = official.get(tensor.name, tensor.name)
+    for key, tensor in stored.items():
+        name = official.get(key, key)
         heads = next((heads for part, heads in turned.items() if f".{part}." in name), None)
-        shape, read = tuple(tensor.shape[::-1].tolist()), functools.partial(numbers, tensor, heads)
-        tensors[name] = Lazy(shape, "float32", read)
+        read = functools.partial(numbers, tensor, heads)
+        tensors[name] = Lazy(tuple(tensor.shape[::-1].tolist()), "float32", read)
+    tensors.pop(FACTORS, None)
     params, config = qwen2.read_params(Source(path, tensors), fields, config, dtype)
     spec, special = _special(values, config.vocab_size)
     if (template := values.get("tokenizer.chat_template")) is not None:
@@ -167,25 +167,19 @@ def _read(path: Path, dtype: str | None, words: bool) -> Model:
 
 
 def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError
-    where none does.
-    """
+    """The metadata and the tensors as fields of config.json. Raises ConvertError."""
     kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
     if kind not in qwen2.MODEL_TYPES:
         raise ConvertError(
             f"general.architecture in config.json must be one of {known}, not {kind!r}"
         )
-    own = {
-        key.removeprefix(f"{kind}."): value
-        for key, value in values.items()
-        if key.startswith(f"{kind}.")
-    }
-    scaling = {field: own.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
-    fields = {field: own.get(key) for field, key in FIELDS.items()}
-    channels = fields["head_dim"] or (fields["hidden_size"] or 0) // (
-        fields["num_attention_heads"] or 1
-    )
-    for key, value in own.items():
+    start = f"{kind}."
+    given = {k.removeprefix(start): value for k, value in values.items() if k.startswith(start)}
+    scaling = {field: given.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
+    fields = {field: given.get(key) for field, key in FIELDS.items()}
+    split = (fields["hidden_size"] or 0) // (fields["num_attention_heads"] or 1)
+    channels = fields["head_dim"] or split
+    for key, value in given.items():
         idle = (key in CHANNELS and value == channels) or (key in NEUTRAL.split() and value == 1)
         if value and not idle and key not in (*FIELDS.values(), *IDLE):
             raise ConvertError(f"{kind}.{key} = {value!r} in config.json is not supported")
@@ -205,24 +199,23 @@ def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama3(factors: np.ndarray, base: float) -> dict[str, Any]:
-    """The rope_scaling whose factors of wavelengths the file holds, [C/2]; all releases of Llama 3
-    share the rest.
-    """
+    """The rope_scaling of factors of wavelengths [C/2]; releases of Llama 3 share the rest."""
     factor, low, high, length = float(factors.max()), 1.0, 4.0, 8192
     turns = length / (2 * np.pi) * base ** -(np.arange(factors.size) / factors.size)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    if not np.allclose(factors, 1 / (kept + (1 - kept) / factor), rtol=1e-3):
+    r = np.clip((turns - low) / (high - low), 0, 1)
+    if not np.allclose(factors, 1 / (r + (1 - r) / factor), rtol=1e-3):
         raise ConvertError(f"tensor {FACTORS} does not scale rotary positions as Llama 3 does")
-    found = {
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
         "low_freq_factor": low,
         "high_freq_factor": high,
         "original_max_position_embeddings": length,
     }
-    return {"rope_type": "llama3", "factor": factor, **found}
 
 
 def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
-    """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
+    """The tokenizer; None, and a line for the user, where it is of a kind that is not read."""
     model, kind = values.get("tokenizer.ggml.model"), values.get("general.architecture")
     usual = "qwen2" if kind in ("qwen2", "qwen3") else None  # older files name none
     pre = values.get("tokenizer.ggml.pre", usual)
@@ -232,9 +225,8 @@ def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
         )
         return None
     texts, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
-    ids = {
-        text: i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED
-    }
+    each = enumerate(zip(texts, kinds, strict=True))
+    ids = {text: i for i, (text, kind) in each if kind != UNUSED}
     if model == "llama":
         unknown = texts[values.get("tokenizer.ggml.unknown_token_id", 0)]
         scores = values["tokenizer.ggml.scores"]
@@ -243,56 +235,39 @@ def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
                 f"tokenizer.ggml.scores of {path} holds numbers that are NaN or infinite"
             )
         whole = {text: scores[i] for text, i in ids.items() if kinds[i] == NORMAL}
-        backend = from_pieces(
-            ids, whole, unknown, values.get("tokenizer.ggml.add_space_prefix", True)
-        )
+        prefix = values.get("tokenizer.ggml.add_space_prefix", True)
+        backend = from_pieces(ids, whole, unknown, prefix)
     else:
         pairs = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
         backend = Backend(models.BPE(ids, pairs, ignore_merges=pre == LLAMA3))
-        split: list[Any] = (
-            [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
-        )
+        split: list[Any] = []
+        if pre == "smollm":
+            split.append(pre_tokenizers.Digits(individual_digits=True))
         if pre in DIGITS:
-            split = [pre_tokenizers.Split(Regex(SPLIT % DIGITS[pre]), "isolated")]
+            split.append(pre_tokenizers.Split(Regex(SPLIT % DIGITS[pre]), "isolated"))
         split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in PLAIN))
-        backend.pre_tokenizer, backend.decoder = (
-            pre_tokenizers.Sequence(split),
-            decoders.ByteLevel(),
-        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence(split)
+        backend.decoder = decoders.ByteLevel()
         backend.normalizer = normalizers.NFC() if pre == "qwen2" else None
-    added = {
-        text: kinds[i] != USER_DEFINED
-        for text, i in ids.items()
-        if UNKNOWN <= kinds[i] <= USER_DEFINED
-    }
-    backend.add_tokens([AddedToken(text, normalized=False, special=added[text]) for text in added])
+    added = [text for text, i in ids.items() if UNKNOWN <= kinds[i] <= USER_DEFINED]
+    special = {text: kinds[ids[text]] != USER_DEFINED for text in added}
+    backend.add_tokens([AddedToken(t, normalized=False, special=special[t]) for t in added])
     return Tokenizer(backend, str(path))
 
 
 def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
-    """Special tokens, all that end a text, a turn or a message among them, and texts by their names
-    in templates.
-    """
-    texts, model, pre = (
-        values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "model", "pre")
-    )
+    """Special tokens, ends of turns and messages among them; texts by their names in templates."""
+    names = ("tokens", "model", "pre")
+    texts, model, pre = (values.get(f"tokenizer.ggml.{name}") for name in names)
 
-    def ids(*names: str) -> list[int]:
-        return [
-            i
-            for name in names
-            for i in token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)
-        ]
+    def ids(name: str) -> list[int]:
+        return token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)
 
     begins = values.get("tokenizer.ggml.add_bos_token", model == "llama" or pre == LLAMA3)
-    kinds = values.get(
-        "tokenizer.ggml.token_type", ()
-    )  # files name one end of a text and have more of them
+    kinds = values.get("tokenizer.ggml.token_type", ())
+    # Files name one end of a text and have more of them.
     ends = [i for i, kind in enumerate(kinds) if kind == CONTROL and texts and texts[i] in ENDS]
-    stop = tuple(dict.fromkeys([*ids("eos", "eot", "eom"), *ends]))
-    spec = TokenSpec(
-        next(iter(ids("bos")), None) if begins else None, stop, [*ids("padding"), *stop, 0][0]
-    )
-    return spec, {
-        f"{name}_token": texts[i] for name, long in NAMES.items() for i in ids(long) if texts
-    }
+    stop = [*ids("eos"), *ids("eot"), *ids("eom"), *ends]
+    named = {n: texts[i] for n, key in NAMES.items() for i in ids(key) if texts}
+    spec = token_spec(ids("bos") if begins else (), stop, [*ids("padding"), *stop])
+    return spec, {f"{name}_token": text for name, text in named.items()}

@@ -1,6 +1,4 @@
-"""Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both
-sides.
-"""
+"""Huginn-0125 (model type `huginn_raven`): names, layouts and config fields on both sides."""
 
 import math
 from pathlib import Path
@@ -12,7 +10,16 @@ from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.store.model import Model
 
 from .engine import Json, Row, Source, Table, check_tied, export_tree, fused, layered, read_table
-from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
+from .fields import (
+    Fields,
+    built,
+    check_fixed,
+    parse_fields,
+    token_ids,
+    token_spec,
+    typed,
+    write_config,
+)
 from .rope import check_rope, inverse_frequencies
 from .weights import write_weights
 
@@ -81,17 +88,13 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
     params, param_dtype = read_table(source, table(config), dtype, optional)
     if config.tie_embeddings:
         check_tied(source, HEAD, EMBEDDING, "tie_embeddings")
-    if ROPE in source.tensors:
-        check_rope(source, ROPE, rope_table(config), config.rope_base, atol=1e-2, rtol=0)
-    return Model(
-        typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size)
-    )
+    check_rope(source, ROPE, rope_table(config), config.rope_base, atol=1e-2, rtol=0)
+    tokens = parse_tokens(fields, config.vocab_size)
+    return Model(typed(config, fields, param_dtype), params, tokens)
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model
-    code.
-    """
+    """Writes config.json and the weights of a Hugging Face folder."""
     config = cast(RecurrentDepthConfig, model.config)
     write_weights(folder, {**export_tree(model.params, table(config)), ROPE: rope_table(config)})
     write_config(folder, format_config(config), model.token_spec)
@@ -116,22 +119,20 @@ def table(config: RecurrentDepthConfig) -> Table:
         rows.append(Row("head", HEAD, "v d -> d v"))
     block = [
         *(Row(f"norm_{i}", f"norm_{i}.weight", "d -> d") for i in range(1, 5)),
-        *fused([f"attention/{x}" for x in "qkv"], "attn.Wqkv.weight", "(h c) d -> d h c", "h c"),
+        *fused([f"attention/{x}" for x in "qkv"], "attn.Wqkv.weight", "(h c) d -> d h c"),
         Row("attention/out", "attn.proj.weight", "d (h c) -> h c d"),
-        *fused(["mlp/gate", "mlp/up"], "mlp.fc.weight", "f d -> d f", "f"),
+        *fused(["mlp/gate", "mlp/up"], "mlp.fc.weight", "f d -> d f"),
         Row("mlp/down", "mlp.proj.weight", "d f -> f d"),
     ]
     if config.qk_bias:
-        block += fused([f"attention/{x}_bias" for x in "qk"], "attn.qk_bias", "1 1 h c -> h c", "1")
+        block += fused([f"attention/{x}_bias" for x in "qk"], "attn.qk_bias", "1 1 h c -> h c")
     rows += layered(block, config.prelude_layers, "prelude", "transformer.prelude")
     rows += layered(block, config.core_layers, "core", "transformer.core_block")
     return axes, rows + layered(block, config.coda_layers, "coda", "transformer.coda")
 
 
 def parse_config(fields: Json) -> RecurrentDepthConfig:
-    """Our config, without the two types, from the official fields; errors as of
-    `qwen2.parse_config`.
-    """
+    """Our config without the two types; errors as of `qwen2.parse_config`."""
     ours = parse_fields(fields, FIELDS)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
     config = built(RecurrentDepthConfig, ours)
@@ -169,8 +170,7 @@ def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
 
 
 def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
-    """Special tokens: those of config.json, joined to the release's where the vocabulary is the
-    release's.
+    """Special tokens of config.json, joined to the release's where the vocabulary is its own.
 
     Ids beyond the vocabulary are dropped: small models of the original code inherit the release's.
 
@@ -183,9 +183,7 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     )
     if vocab_size == RELEASE_VOCAB:
         bos, stop, pad = [*bos, BOS], [*STOP, *stop], [*pad, PAD]
-    return TokenSpec(
-        bos=next(iter(bos), None), stop=tuple(dict.fromkeys(stop)), pad=next(iter(pad), 0)
-    )
+    return token_spec(bos, stop, pad)
 
 
 def rope_table(config: RecurrentDepthConfig) -> np.ndarray:

@@ -27,7 +27,16 @@ from .engine import (
     read_table,
     table_shapes,
 )
-from .fields import Fields, built, check_fixed, parse_fields, token_ids, typed, write_config
+from .fields import (
+    Fields,
+    built,
+    check_fixed,
+    parse_fields,
+    token_ids,
+    token_spec,
+    typed,
+    write_config,
+)
 from .rope import check_rope, inverse_frequencies
 from .weights import write_weights
 from .words import json_if_there
@@ -78,9 +87,8 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
         supported model.
     """
     with torch_files.Archive(path) as archive:
-        fields = json_if_there(path.with_name("config.json")) or torch_files.hyper_parameters(
-            archive
-        )
+        beside = json_if_there(path.with_name("config.json"))
+        fields = beside or torch_files.hyper_parameters(archive)
         if not fields:
             raise ConvertError(
                 f"{path} does not tell the model's sizes; put its config.json beside it"
@@ -101,18 +109,14 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
         fields["vocab_size"] = next(iter(source.tensors[EMBEDDING].shape), 0)
     config = parse_config(fields)
     params, param_dtype = read_table(source, table(config), dtype, {ROPE: (config.head_dim // 2,)})
-    if ROPE in source.tensors:
-        own = inverse_frequencies(config.head_dim, config.rope_base)
-        check_rope(source, ROPE, own, config.rope_base, atol=0, rtol=1e-2)
-    return Model(
-        typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size)
-    )
+    frequencies = inverse_frequencies(config.head_dim, config.rope_base)
+    check_rope(source, ROPE, frequencies, config.rope_base, atol=0, rtol=1e-2)
+    tokens = parse_tokens(fields, config.vocab_size)
+    return Model(typed(config, fields, param_dtype), params, tokens)
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model
-    code.
-    """
+    """Writes config.json and the weights of a Hugging Face folder."""
     config = cast(MaskedDiffusionConfig, model.config)
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
@@ -145,7 +149,7 @@ def table(config: MaskedDiffusionConfig) -> Table:
     }
     block = [
         Row("attention_norm", "norm1.weight", "d -> d"),
-        *fused([f"attention/{x}" for x in "qkv"], "attn_qkv.weight", "(h c) d -> d h c", "h c"),
+        *fused([f"attention/{x}" for x in "qkv"], "attn_qkv.weight", "(h c) d -> d h c"),
         Row("attention/out", "attn_out.weight", "d (h c) -> h c d"),
         Row("mlp_norm", "norm2.weight", "d -> d"),
         Row("mlp/up", "mlp.0.weight", "f d -> d f"),
@@ -172,16 +176,14 @@ def table(config: MaskedDiffusionConfig) -> Table:
 
 
 def parameter_order(config: MaskedDiffusionConfig) -> list[str]:
-    """Names of all parameters in the order in which the original program registers them, block
-    after block.
-    """
-    names = list(table_shapes(table(config)))
-    first = next(i for i, name in enumerate(names) if name.startswith("blocks."))
-    last = next(i for i, name in enumerate(names) if name.startswith("output_layer."))
-    blocks = sorted(
-        names[first:last], key=lambda name: int(name.split(".")[1])
-    )  # which keeps ties in place
-    return [*names[:first], *blocks, *names[last:]]
+    """Names of all parameters as the original program registers them, block after block."""
+    parts = ("blocks.", "output_layer.")  # after what has no such prefix
+
+    def place(name: str) -> tuple[int, int]:
+        part = next((i for i, part in enumerate(parts) if name.startswith(part)), -1)
+        return part, int(name.split(".")[1]) if part == 0 else 0
+
+    return sorted(table_shapes(table(config)), key=place)
 
 
 def flat(fields: Json) -> dict[str, Any]:
@@ -196,17 +198,15 @@ def flat(fields: Json) -> dict[str, Any]:
     kind = fields.get("parameterization")
     if isinstance(kind, str) and kind != "subs":
         raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
-    names = [name for official, _, _ in FIELDS.values() for name in official]
-    found = {
-        name: model[NESTED.get(name, name)] for name in names if NESTED.get(name, name) in model
+    names = {
+        NESTED.get(name, name): name for official, _, _ in FIELDS.values() for name in official
     }
-    return {**fields, **found, "model": None, "model_type": MODEL_TYPES[0]}
+    sizes = {names[name]: value for name, value in model.items() if name in names}
+    return {**fields, **sizes, "model": None, "model_type": MODEL_TYPES[0]}
 
 
 def parse_config(fields: Json) -> MaskedDiffusionConfig:
-    """Our config, without the two types, from the official fields; errors as of
-    `qwen2.parse_config`.
-    """
+    """Our config without the two types; errors as of `qwen2.parse_config`."""
     check_fixed(fields, FIXED)
     return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
 
@@ -224,16 +224,8 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    ids = {
-        name: token_ids(fields, f"{name}_token_id", vocab_size)
-        for name in ("bos", "eos", "pad", "mask")
-    }
-    if not ids["mask"] and vocab_size in TOKENS:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
+    bos, stop, pad, mask = (token_ids(fields, name, vocab_size) for name in names)
+    if not mask and vocab_size in TOKENS:
         return TOKENS[vocab_size]
-    return TokenSpec(
-        bos=next(iter(ids["bos"]), None),
-        stop=tuple(dict.fromkeys(ids["eos"])),
-        pad=next(iter([*ids["pad"], *ids["eos"]]), 0),
-        mask=next(iter(ids["mask"]), vocab_size - 1),
-        alignment="own",
-    )
+    return token_spec(bos, stop, [*pad, *stop], [*mask, vocab_size - 1], "own")

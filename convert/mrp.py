@@ -1,6 +1,4 @@
-"""Residual heads (MRP) beside a backbone of type `sdar`: names, layouts and config fields on both
-sides.
-"""
+"""Residual heads (MRP) beside a backbone of type `sdar`: names, layouts and config fields."""
 
 import dataclasses
 import functools
@@ -34,8 +32,7 @@ FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 def read(
     tensors: Source, fields: Json, backbone: BlockDiffusionConfig, dtype: str | None = None
 ) -> ResidualHead | None:
-    """The head of a backbone, its parameters read when they are asked for; None where config and
-    folder have none.
+    """The head of a backbone, its parameters read when they are asked for; None where none is there.
 
     Args:
       tensors: by their names without the prefix.
@@ -61,15 +58,13 @@ def export(
     Raises:
       ConvertError: blocks of another shape than the backbone's, for which config.json has no field.
     """
-    own, like_backbone = (
-        table(head.config),
-        table(ResidualHeadConfig.of(backbone, head.config.layers)),
-    )
-    if table_shapes(own) != table_shapes(like_backbone):
+    rows = table(head.config)
+    like_backbone = table(ResidualHeadConfig.of(backbone, head.config.layers))
+    if table_shapes(rows) != table_shapes(like_backbone):
         raise ConvertError(
             "only a residual head whose blocks have the shape of its backbone's has this layout"
         )
-    tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, own).items()}
+    tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, rows).items()}
     return tensors, {LAYERS: head.config.layers} | FIXED
 
 

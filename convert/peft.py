@@ -1,5 +1,4 @@
-"""Adapters in folders of PEFT: adapter_config.json, and adapter_model.safetensors with two tensors
-a module.
+"""Adapters in folders of PEFT: adapter_config.json and adapter_model.safetensors.
 
 `base_model.model.MODULE.lora_A.weight` is [r, in] and `.lora_B.weight` [out, r], where
 MODULE.weight [out, in] is a tensor of the model's Hugging Face folder. Where that feeds several
@@ -33,13 +32,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # values that fields may have
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_rslora": (True, False, None),
-    "init_lora_weights": (
-        True,
-        False,
-        "gaussian",
-        "orthogonal",
-        "eva",
-    ),  # others begin with a change of W
+    # Others begin with a change of W.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 # Fields that are read, and those that say nothing of a merged weight; any other must be empty or
 # false.
@@ -90,10 +84,8 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
             out, wide = rows[0][1].stored_shape(axes)
             shapes |= {a: (rank, wide), b: (out, rank)}
             for path, row in rows:
-                adapter |= {
-                    f"{path}/{LORA_A}": (a, (), 1.0),
-                    f"{path}/{LORA_B}": (b, row.share(axes), scale),
-                }
+                adapter[f"{path}/{LORA_A}"] = a, (), 1.0
+                adapter[f"{path}/{LORA_B}"] = b, row.share(axes), scale
     try:
         check_tensors(Source(folder, tensors), shapes, {})
     except ConvertError as error:
@@ -101,11 +93,8 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     if not shapes:
         raise ConvertError(f"{folder} holds no tensor of an adapter")
     kinds = str(fields.get("target_modules"))
-    lacking = [
-        m
-        for m in modules
-        if repr(m.rpartition(".")[2]) in kinds and f"{m}.lora_A.weight" not in shapes
-    ]
+    named = [module for module in modules if repr(module.rpartition(".")[2]) in kinds]
+    lacking = [module for module in named if f"{module}.lora_A.weight" not in shapes]
     if lacking and not fields.get("layers_to_transform"):
         note(
             f"{folder} names {len(lacking)} modules of which it holds no tensors, such as {lacking[0]}"
@@ -145,15 +134,14 @@ def write(
             a, at = np.concatenate([leaves[f"{path}/{LORA_A}"] for path, _ in here]), 0
             b = np.zeros((here[0][1].stored_shape(axes)[0], len(a)), a.dtype)
             for path, row in here:
-                own = leaves[f"{path}/{LORA_B}"]
-                b[row.share(axes), at : at + own.shape[1]] = own
-                at += own.shape[1]
+                part = leaves[f"{path}/{LORA_B}"]
+                b[row.share(axes), at : at + part.shape[1]] = part
+                at += part.shape[1]
             tensors |= {f"{prefix}{module}.lora_A.weight": a, f"{prefix}{module}.lora_B.weight": b}
             ranks[module] = len(a)
     kinds = {module: module.rpartition(".")[2] for module in modules}
-    whole = all(
-        module in ranks for module in modules if kinds[module] in {kinds[one] for one in ranks}
-    )
+    some = {kinds[module] for module in ranks}
+    whole = all(module in ranks for module in modules if kinds[module] in some)
     rank = min(ranks.values())
     more = {kinds[module]: n for module, n in ranks.items() if n != rank}
     fields = {
@@ -172,9 +160,7 @@ def write(
 
 
 def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:
-    """Lengths of axes; by module, path and row of each matrix that is its transposed weight, or a
-    part of it.
-    """
+    """Lengths of axes; path and row of each matrix that is a module's transposed weight, or a part."""
     axes, rows = BY_FAMILY[config.family].table(config)
     modules: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
@@ -187,33 +173,28 @@ def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tup
 
 
 def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
-    """Ends of "^.MODULE" and their values, by a field that PEFT reads as regular expressions; here
-    none is run.
-    """
-    given = fields.get(name) or {}
-    if not isinstance(given, dict) or any(
-        re.search(r"[^\w.|^$-]", key.replace("\\.", "")) for key in given
-    ):
+    """Ends of "^.MODULE" and their values, of a field of regular expressions, of which none is run."""
+    given, other = fields.get(name) or {}, re.compile(r"[^\w.|^$-]")
+    if not isinstance(given, dict) or any(other.search(key.replace("\\.", "")) for key in given):
         raise ConvertError(
             f"field {name} of {ADAPTER_CONFIG} must hold ends of names of modules, not {given!r:.99}"
         )
-    each = [
-        (part, value) for key, value in given.items() for part in key.replace("\\", "").split("|")
+    return [
+        (f".{part}".replace(".^", "^.").rstrip("$"), value)
+        for key, value in given.items()
+        for part in key.replace("\\", "").split("|")
     ]
-    return [(f".{part}".replace(".^", "^.").rstrip("$"), value) for part, value in each]
 
 
 def _rank_and_scale(fields: Json, ranks: Any, scales: Any, module: str) -> tuple[int, float]:
-    """r and s of a module, by the first pattern that its name ends with or by the fields of the
-    whole adapter.
-    """
-    found: list[Any] = []
+    """r and s of a module, by the first pattern that its name ends with, or the adapter's."""
+    numbers: list[Any] = []
     for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):
         value: Any = next((n for end, n in ends if f"^.{module}".endswith(end)), fields.get(name))
         if not matches(value, kind) or not 0 < value < LARGEST:
             raise ConvertError(
                 f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r:.99}"
             )
-        found.append(value)
-    rank, alpha = found
+        numbers.append(value)
+    rank, alpha = numbers
     return rank, alpha / (rank**0.5 if fields.get("use_rslora") else rank)

@@ -1,5 +1,4 @@
-"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on
-both sides.
+"""Causal transformers (`qwen2`, `qwen3`, `llama`): names, layouts and fields on both sides.
 
 `sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they
 mean in transformers 5; those of version 4 are written, which both read.
@@ -43,6 +42,7 @@ from .fields import (
     parse_fields,
     present,
     token_ids,
+    token_spec,
     typed,
     write_json,
 )
@@ -58,9 +58,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
 NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
 AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
-QWEN3_HEAD_DIM = (
-    128  # where config.json of one of these does not give it; the others split the width
-)
+QWEN3_HEAD_DIM = 128  # where config.json of these does not give it; the others split the width
 
 FIELDS: Fields = {
     "vocab_size": (("vocab_size",), int, None),
@@ -88,16 +86,10 @@ SLIDING: Fields = {
 MOST_TYPES = 10_000  # layers among which a pattern is sought
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
-NUMBERS = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-)
+NUMBERS = "factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale "
+NUMBERS += "mscale_all_dim"
 SCALING: Fields = {
-    **{name: ((name,), float, 0.0) for name in (*NUMBERS, "mscale", "mscale_all_dim")},
+    **{name: ((name,), float, 0.0) for name in NUMBERS.split()},
     "original": ((ORIGINAL, f"{ORIGINAL} of config.json"), int, 0),
     "truncate": (("truncate",), bool, True),
 }
@@ -150,9 +142,7 @@ def read_params(
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without those of the
-    tokenizer.
-    """
+    """Writes a Hugging Face folder but for the tokenizer's files."""
     if model.token_spec.alignment != "next":
         raise ConvertError(
             f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}"
@@ -163,9 +153,7 @@ def write(folder: Path, model: Model) -> None:
 def write_layout(
     folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]
 ) -> None:
-    """Writes a model in the layout of that type, with `more` fields in its config.json and
-    `further` tensors.
-    """
+    """Writes a model in the layout of that type, with `more` fields and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
     zero = np.zeros(config.width, config.param_dtype)
@@ -173,9 +161,9 @@ def write_layout(
     write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
-    drawn = (
-        {"do_sample": True, "top_k": 0} if "temperature" in model.sampling else {"do_sample": False}
-    )
+    drawn: dict[str, Any] = {"do_sample": "temperature" in model.sampling}
+    if drawn["do_sample"]:
+        drawn["top_k"] = 0
     write_json(folder / "generation_config.json", {**drawn, **model.sampling, **ids})
 
 
@@ -224,19 +212,15 @@ def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
             Row(f"mlp/{x}_bias", f"mlp.{x}_proj.bias", f"{n} -> {n}") for x, n in sizes.items()
         ]
     if config.qkv_bias:
-        for x, n in heads.items():
-            block.append(
-                Row(f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c")
-            )
+        names = ((f"attention/{x}_bias", f"self_attn.{x}_proj.bias", n) for x, n in heads.items())
+        block += [Row(path, name, f"({n} c) -> {n} c") for path, name, n in names]
     if config.qk_norm:
         block += [Row(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
     return block
 
 
 def _out_biases(config: TransformerConfig, kind: str) -> list[str]:
-    """Biases that all but Qwen2 have beside those of queries, keys and values; where all are 0 a
-    model has none.
-    """
+    """Biases of attention's output, which all but Qwen2 have beside the others, if only zeros."""
     if kind == "qwen2" or not config.qkv_bias:
         return []
     return [OUT_BIAS.replace("{i}", str(i)) for i in range(config.layers)]
@@ -249,9 +233,7 @@ def model_type(config: CausalConfig) -> str:
 
 
 def check_layout(config: TransformerConfig, kind: str) -> None:
-    """Refuses a model that has what no config.json of that type can say, with a ConvertError that
-    names it.
-    """
+    """Refuses a model that has what no config.json of that type can say. Raises ConvertError."""
     wrong = {
         "mlp_bias": config.mlp_bias and kind != "llama",
         "out_bias without qkv_bias": config.out_bias and not config.qkv_bias,
@@ -297,9 +279,7 @@ def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTra
 
 
 def _sliding(fields: Json, layers: int) -> dict[str, Any]:
-    """Our fields of the sliding windows that layers have, none where no layer has one. Raises
-    ConvertError.
-    """
+    """Our fields of sliding windows, none where no layer has one. Raises ConvertError."""
     given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
     layers = min(layers, MOST_TYPES)  # more are refused where they have no tensors
     on = given["on"] and fields.get("sliding_window", ...) is not None
@@ -324,27 +304,21 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
 
 
 def _rope(fields: Json) -> dict[str, Any]:
-    """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for
-    several things.
-    """
-    found = [
-        fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None
-    ]
-    if all(isinstance(one, dict) for one in found):
-        found = [
-            part for one in found for part in ([one[k] for k in LAYER_TYPES if one.get(k)] or [one])
-        ]
-        if all(one == found[0] for one in found):
-            return found[0] if found else {}
+    """The fields of rotary positions, perhaps of each layer type. Raises ConvertError."""
+    named = (fields.get(name) for name in ("rope_parameters", "rope_scaling"))
+    parts = [part for part in named if part is not None]
+    if all(isinstance(part, dict) for part in parts):
+        by_type = ([part[k] for k in LAYER_TYPES if part.get(k)] or [part] for part in parts)
+        parts = [part for group in by_type for part in group]
+        if all(part == parts[0] for part in parts):
+            return parts[0] if parts else {}
     raise ConvertError(
-        f"rope_parameters and rope_scaling of config.json must be one object, not {found!r}"
+        f"rope_parameters and rope_scaling of config.json must be one object, not {parts!r}"
     )
 
 
 def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
-    """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming
-    the field.
-    """
+    """The scaling of rotary positions that `rope` names, if any. Raises ConvertError."""
     check_fixed(rope, {"partial_rotary_factor": FIXED["partial_rotary_factor"]})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":  # which reads no other key
@@ -363,15 +337,13 @@ def _scaling(rope: Json, fields: Json) -> RopeScaling | None:
         given["original"] = longest
     if kind == "yarn":
         s = given["factor"] = given["factor"] or longest / given["original"]
-        a, b = (
-            0.1 * given[name] * math.log(max(s, 1)) + 1 for name in ("mscale", "mscale_all_dim")
-        )
+        scales = given["mscale"], given["mscale_all_dim"]
+        a, b = (0.1 * scale * math.log(max(s, 1)) + 1 for scale in scales)
         given["attention_factor"] = given["attention_factor"] or (a / b if a > 1 < b else 0.0)
         given["truncate"] = None if given["truncate"] else False
-    own = {name: given[name] for name in KINDS[kind] if given[name] or given[name] is False}
-    return built(
-        RopeScaling, {"kind": kind, "factor": given["factor"], "original": given["original"], **own}
-    )
+    more = {name: given[name] for name in KINDS[kind] if given[name] or given[name] is False}
+    shared = {"kind": kind, "factor": given["factor"], "original": given["original"]}
+    return built(RopeScaling, shared | more)
 
 
 def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
@@ -403,8 +375,7 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
 def parse_tokens(
     folder: Path, fields: Json, vocab_size: int, words: Path | None = None
 ) -> TokenSpec:
-    """Special tokens: those of generation_config.json, then those of config.json; all that end a
-    text are kept.
+    """Special tokens of generation_config.json, then of config.json; all that end a text count.
 
     Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if
     the tokenizer puts it before a text. Padding is the first token that ends a text where nothing
@@ -420,20 +391,12 @@ def parse_tokens(
     """
     of_generation = "generation_config.json"
     files = {of_generation: json_if_there(folder / of_generation), "config.json": fields}
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
-    ids = {
-        name: [
-            (token, file)
-            for file in files
-            for token in token_ids(files[file], name, vocab_size, file)
-        ]
-        for name in names
-    }
-    bos = begin_of_text(folder, {file: token for token, file in ids["bos_token_id"][:1]}, words)
-    eos, pad, mask = ([token for token, _ in ids[name]] for name in names[1:])
-    return TokenSpec(
-        bos=bos,
-        stop=tuple(dict.fromkeys(eos)),
-        pad=next(iter([*pad, *eos]), 0),
-        mask=next(iter(mask), None),
-    )
+
+    def ids(name: str) -> list[tuple[str, int]]:
+        """Tokens of a field, each with its file."""
+        return [(f, i) for f in files for i in token_ids(files[f], name, vocab_size, f)]
+
+    bos = begin_of_text(folder, dict(ids("bos_token_id")[:1]), words)
+    names = ("eos_token_id", "pad_token_id", "mask_token_id")
+    eos, pad, mask = ([token for _, token in ids(name)] for name in names)
+    return token_spec([] if bos is None else [bos], eos, [*pad, *eos], mask)

@@ -17,7 +17,7 @@ from .fields import parse_fields
 
 FAMILY = "block_diffusion"
 PREFIX, plain_name, table = qwen2.PREFIX, qwen2.plain_name, qwen2.table  # of all its layouts
-# By model type: whose layout, the field of the block length; block length, mask and alignment where none says them.
+# By model type: whose layout, the field of the block length; the usual length, mask and alignment.
 RELEASES: dict[str, tuple[str, str, int, int, str]] = {
     "sdar": ("sdar", "block_size", 4, 151_669, "own"),
     "a2d-qwen3": ("qwen3", "block_size", 32, 151_669, "own"),
@@ -62,9 +62,7 @@ def read(
 
 
 def write(folder: Path, model: Model) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without those of the
-    tokenizer.
-    """
+    """Writes a Hugging Face folder but for the tokenizer's files."""
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     kind = SDAR if config.qk_norm else FAST
     layout, of_block, _, _, usual = RELEASES[kind]
@@ -86,9 +84,7 @@ def write(folder: Path, model: Model) -> None:
 
 
 def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:
-    """The shape, but for the two types; errors as of `qwen2.parse_config`, and for an impossible
-    block length.
-    """
+    """The shape but for the two types; errors as of `qwen2.parse_config`, and for block lengths."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
@@ -110,15 +106,14 @@ def parse_tokens(
     alignment: str | None,
     words: Path | None = None,
 ) -> TokenSpec:
-    """Special tokens, mask and alignment: of the caller, of the folder's files, or of the model
-    type.
+    """Special tokens, mask and alignment: the caller's, the folder's, or the model type's.
 
     Raises:
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
     """
-    found = qwen2.parse_tokens(folder, fields, vocab_size, words)
+    tokens = qwen2.parse_tokens(folder, fields, vocab_size, words)
     *_, usual_mask, usual_alignment = RELEASES[fields["model_type"]]
-    mask = next(token for token in (mask, found.mask, usual_mask) if token is not None)
+    mask = next(token for token in (mask, tokens.mask, usual_mask) if token is not None)
     if not 0 <= mask < vocab_size:
         raise ConvertError(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with "
@@ -129,4 +124,4 @@ def parse_tokens(
         raise ConvertError(
             f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}"
         )
-    return dataclasses.replace(found, mask=mask, alignment=alignment)
+    return dataclasses.replace(tokens, mask=mask, alignment=alignment)

@@ -47,17 +47,9 @@ def record(folder: Path) -> dict[str, np.ndarray]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logits.npz"
-        words = [
-            "-m",
-            "paradec_jax.convert.torch_check",
-            str(folder.resolve()),
-            str(out),
-            str(known),
-        ]
-        command = [sys.executable, *words]
-        child = subprocess.run(
-            command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True, check=False
-        )
+        module = "paradec_jax.convert.torch_check"
+        command = [sys.executable, "-m", module, *map(str, (folder.resolve(), out, known))]
+        child = subprocess.run(command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True)
         if child.returncode or not out.is_file():
             reason = (child.stderr.strip() or "no message").splitlines()[-1]
             raise ConvertError(f"the original model code of {folder} failed: {reason}")
@@ -69,9 +61,9 @@ def _child(folder: str, out: str, known: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = (
-        {"attn_implementation": "eager"} if known == "True" else {"trust_remote_code": True}
-    )
+    options: dict[str, Any] = {"trust_remote_code": True}
+    if known == "True":
+        options = {"attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, **options).float().eval()
     rng = np.random.default_rng(0)
     vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the recurrent release

@@ -1,5 +1,4 @@
-"""Files of PyTorch (its zip format), read without PyTorch and without running what their pickles
-name.
+"""Files of PyTorch (its zip format), read without running what their pickles name.
 
 ::
 
@@ -50,10 +49,8 @@ STORAGES = {  # by their names in PyTorch
 # Steps of a pickle: an operation is one, but a name becomes a class, and tuples of one tuple grow
 # without bound.
 MOST_STEPS = 10**6
-NAMES, TUPLES = (
-    ["GLOBAL", "STACK_GLOBAL", "INST"],
-    ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"],
-)
+NAMES = ["GLOBAL", "STACK_GLOBAL", "INST"]
+TUPLES = ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"]
 KEPT = (
     2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
 )
@@ -126,9 +123,8 @@ class _Unpickler(pickle.Unpickler):
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
     if not isinstance(storage, Storage):
         raise ValueError("a tensor in it lies in a storage of an unknown kind")
-    if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)) or len(shape) != len(
-        stride
-    ):
+    sizes = offset, *shape, *stride
+    if len(shape) != len(stride) or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError("a tensor in it has no sizes")
     if math.prod(shape) > storage.size:
         raise ValueError("a tensor in it has more numbers than its storage")
@@ -182,10 +178,10 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             raise ConvertError(
                 f"{self.path} is a zip file, but not of PyTorch, which compresses nothing and repeats no name"
             )
-        found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
-        if len(found) != 1:
+        roots = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(roots) != 1:
             raise ConvertError(f"{self.path} is a zip file, but not of PyTorch: it has no data.pkl")
-        self._root = found[0].removesuffix("data.pkl")
+        self._root = roots[0].removesuffix("data.pkl")
         if f"{self._root}byteorder" in names and self._bytes("byteorder").strip() != b"little":
             raise ConvertError(f"{self.path} holds numbers that are not little-endian")
         data = self._bytes("data.pkl")
@@ -220,21 +216,14 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return content
 
     def stored(self, tensor: Tensor) -> Lazy:
-        """A tensor, whose numbers are read when they are asked for; they are of any strides, not to
-        be written to.
-        """
+        """A tensor whose numbers are read when they are asked for, of any strides, read-only."""
         dtype = tensor.storage.dtype
 
         def read(index: Any) -> np.ndarray:
-            place, steps = (
-                tensor.offset * dtype.itemsize,
-                [step * dtype.itemsize for step in tensor.stride],
-            )
-            content = self._storage(tensor.storage)
-            try:
-                array = np.ndarray(
-                    tensor.shape, dtype, content, place, steps
-                )  # which checks where they lie
+            steps = [step * dtype.itemsize for step in tensor.stride]
+            content = self._storage(tensor.storage), tensor.offset * dtype.itemsize
+            try:  # NumPy checks where they lie
+                array = np.ndarray(tensor.shape, dtype, *content, steps)
             except (ValueError, TypeError, OverflowError) as error:
                 raise self._short(tensor.storage) from error
             return array[index]
@@ -257,25 +246,23 @@ def named_tensors(
     """
     if not isinstance(table, dict) or not table:
         raise ConvertError(f"{archive.path} has no table of tensors where its weights should be")
-    found: dict[str, Lazy] = {}
+    tensors: dict[str, Lazy] = {}
     for name, tensor in table.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ConvertError(
                 f"{archive.path} holds {name!r:.60} among its weights, which is not a named tensor"
             )
-        if rename(name) in found:
+        if rename(name) in tensors:
             raise ConvertError(f"tensor {rename(name)} occurs twice in {archive.path}")
-        found[rename(name)] = archive.stored(tensor)
-    return found
+        tensors[rename(name)] = archive.stored(tensor)
+    return tensors
 
 
 # Checkpoints of Lightning
 
 
 def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
-    """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are
-    none.
-    """
+    """The weights as they are trained. Raises ConvertError as `named_tensors`, or for none."""
     table = _part(archive.tree, "state_dict")
     if table is None:
         raise ConvertError(f"{archive.path} has no state_dict: not a checkpoint of Lightning")
@@ -283,35 +270,32 @@ def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
 
 
 def averages(archive: Archive, names: Sequence[str]) -> Source:
-    """The moving averages of the weights: a list without names, which are given in the order of
-    registration.
+    """The moving averages of the weights, a list without names, given in order of registration.
 
     Raises:
       ConvertError: when there is no such list, or it has another length.
     """
-    found = _part(_part(archive.tree, "ema"), "shadow_params")
-    if not isinstance(found, list) or len(found) != len(names):
+    tensors = _part(_part(archive.tree, "ema"), "shadow_params")
+    if not isinstance(tensors, list) or len(tensors) != len(names):
         raise ConvertError(
             f"{archive.path} has no averages of the model's {len(names)} parameters (ema.shadow_params); import its "
             "raw weights"
         )
-    return Source(archive.path, named_tensors(archive, dict(zip(names, found, strict=True))))
+    return Source(archive.path, named_tensors(archive, dict(zip(names, tensors, strict=True))))
 
 
 def hyper_parameters(archive: Archive) -> dict[str, Any]:
-    """The settings of the training run, or its config where they hold one: values, and dictionaries
-    of values.
+    """The settings of the training run, or their config: values, and dictionaries of values.
 
     {} where the checkpoint holds none.
     """
-    found = _mapping(_part(archive.tree, "hyper_parameters")) or {}
-    found = _mapping(found.get("config")) or found
+    settings = _mapping(_part(archive.tree, "hyper_parameters")) or {}
     fields: dict[str, Any] = {}
-    for name, node in found.items():
+    for name, node in (_mapping(settings.get("config")) or settings).items():
         inner = _mapping(node)
-        fields[name] = (
-            _value(node) if inner is None else {key: _value(one) for key, one in inner.items()}
-        )
+        fields[name] = _value(node)
+        if inner is not None:
+            fields[name] = {key: _value(one) for key, one in inner.items()}
     return fields
 
 
@@ -321,20 +305,16 @@ def _part(node: Any, name: str) -> Any:
 
 
 def _mapping(node: Any) -> dict[str, Any] | None:
-    """A dictionary, or what a DictConfig of OmegaConf, inert here, holds inside; None for anything
-    else.
-    """
+    """A dictionary, or what a DictConfig of OmegaConf, inert here, holds; None for anything else."""
     if isinstance(node, Inert) and isinstance(node.state, dict):
         node = node.state.get("_content")
     return {k: v for k, v in node.items() if isinstance(k, str)} if isinstance(node, dict) else None
 
 
 def _value(node: Any) -> Any:
-    """What a node of OmegaConf holds, or a plain value; of anything else, which may be endless, its
-    kind alone.
-    """
+    """What a node of OmegaConf holds, or a plain value; only the kind of anything else."""
     inside = node.state if isinstance(node, Inert) and isinstance(node.state, dict) else {}
-    found = inside.get("_val", node)
-    several = found if isinstance(found, list) else [found]
+    value = inside.get("_val", node)
+    several = value if isinstance(value, list) else [value]
     plain = all(one is None or isinstance(one, str | int | float) for one in several)
-    return found if plain else f"<{type(found).__name__}>"
+    return value if plain else f"<{type(value).__name__}>"

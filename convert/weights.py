@@ -1,6 +1,4 @@
-"""The weights of a Hugging Face folder: safetensors, or else files of PyTorch, whole or in shards
-with an index.
-"""
+"""The weights of a Hugging Face folder: safetensors or files of PyTorch, or shards of either."""
 
 import contextlib
 import math

@@ -21,11 +21,8 @@ from .fields import write_json
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SLOW = ("tokenizer.model", "vocab.json")  # other forms of a tokenizer
-FRAMING = (
-    "TemplateProcessing",
-    "BertProcessing",
-    "RobertaProcessing",
-)  # post-processors that add tokens
+# Post-processors that add tokens.
+FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 
 
 def json_if_there(path: Path) -> dict[str, Any]:
@@ -39,36 +36,33 @@ def read_special(folder: Path) -> dict[str, str]:
     Raises:
       ConvertError: a token that is no text, or of which two files have different ones.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in (CONFIG, MAP):
         for name, value in json_if_there(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
-            if value is None or not name.endswith("_token"):
-                continue
-            if name not in NAMES and not isinstance(text, str):
+            known = name in NAMES or isinstance(text, str)  # others may be anything
+            if value is None or not name.endswith("_token") or not known:
                 continue
             if not isinstance(text, str):
                 raise ConvertError(
                     f"{name} of {folder / file} must be a text or an object with content, not {value!r:.200}"
                 )
-            if found.setdefault(name, text) != text:
+            if texts.setdefault(name, text) != text:
                 raise ConvertError(
-                    f"{name} is {found[name]!r} in {folder / CONFIG}, but {text!r} in {folder / file}"
+                    f"{name} is {texts[name]!r} in {folder / CONFIG}, but {text!r} in {folder / file}"
                 )
-    return found
+    return texts
 
 
 def check_words(folder: Path, path: Path, words: Tokenizer) -> None:
-    """Refuses a tokenizer, read from `path`, in which an id has another text than
-    tokenizer_config.json gives it.
-    """
+    """Refuses a tokenizer of `path` that gives an id another text than tokenizer_config.json."""
     given = json_if_there(folder / CONFIG).get("added_tokens_decoder")
     for token, value in given.items() if isinstance(given, dict) else ():
         text = value.get("content") if isinstance(value, dict) else value
-        own = words.token_text(int(token)) if token.isdecimal() and len(token) < 10 else None
-        if own is not None and own != text:
+        stored = words.token_text(int(token)) if token.isdecimal() and len(token) < 10 else None
+        if stored is not None and stored != text:
             raise ConvertError(
-                f"token {token} is {text!r} in {folder / CONFIG} (added_tokens_decoder), but {own!r} in {path}"
+                f"token {token} is {text!r} in {folder / CONFIG} (added_tokens_decoder), but {stored!r} in {path}"
             )
 
 
@@ -95,19 +89,19 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
         )
     tokenizer = read_tokenizer(path) if path.exists() else None
     config = json_if_there(folder / CONFIG)
-    told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
-    if before and told is not None and not told:
+    adds, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
+    if before and adds is not None and not adds:
         raise ConvertError(
-            f"add_bos_token of {folder / CONFIG} is {told!r}, but the post-processor of {path} begins every text "
+            f"add_bos_token of {folder / CONFIG} is {adds!r}, but the post-processor of {path} begins every text "
             f"with {before}"
         )
     if len(before) > 1:
         raise ConvertError(
             f"the post-processor of {path} begins every text with {before}, not with one token"
         )
-    if not told and not before:
+    if not adds and not before:
         return None
-    found = dict.fromkeys([f"the post-processor of {path}"], *before) if before else {}
+    by_file = dict.fromkeys([f"the post-processor of {path}"], *before) if before else {}
     text = read_special(folder).get("bos_token")
     if tokenizer is not None and text is not None:
         token = tokenizer.id_of(text)
@@ -115,13 +109,13 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
             raise ConvertError(
                 f"bos_token of {folder / CONFIG} is {text!r}, which is no token of {path}"
             )
-        found[f"bos_token {text!r} of {folder / CONFIG}"] = token
-    found |= {f"bos_token_id of {folder / file}": token for file, token in named.items()}
-    if not found:
+        by_file[f"bos_token {text!r} of {folder / CONFIG}"] = token
+    by_file |= {f"bos_token_id of {folder / file}": token for file, token in named.items()}
+    if not by_file:
         raise ConvertError(
             f"add_bos_token of {folder / CONFIG} is true, but no file names the token"
         )
-    (where, bos), *others = found.items()
+    (where, bos), *others = by_file.items()
     for other, token in others:
         if token != bos:
             raise ConvertError(
@@ -151,27 +145,21 @@ def write_words(folder: Path, model: Model) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     if words is not None:
-        known = special_tokens(model)
-        ids = {name: words.id_of(text) for name, text in known.items()}
-        fields |= {
-            name: known[name]
-            for name, token in ids.items()
-            if token is not None and words.is_special(token)
-        }
+        for name, text in special_tokens(model).items():
+            token = words.id_of(text)
+            if token is not None and words.is_special(token):
+                fields[name] = text
         words.save(folder / WORDS)
         written = json.loads((folder / WORDS).read_text(encoding="utf-8"))
         if words.framing() != ([] if bos is None else [bos], []):
             written["post_processor"] = _beginning(written.get("post_processor"), words, bos)
-            (folder / WORDS).write_text(
-                json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8"
-            )
+            text = json.dumps(written, indent=2, ensure_ascii=False)
+            (folder / WORDS).write_text(text, encoding="utf-8")
     write_json(folder / CONFIG, fields)
 
 
 def _beginning(processor: Any, words: Tokenizer, bos: int | None) -> dict[str, Any] | None:
-    """A post-processor that does what that one does, but begins texts with `bos` and adds nothing
-    else.
-    """
+    """A post-processor that does what that one does, but adds `bos` before texts and nothing else."""
     steps = [processor] if processor else []
     if processor and processor["type"] == "Sequence":
         steps = processor["processors"]

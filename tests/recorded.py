@@ -12,7 +12,11 @@ import numpy as np
 
 from paradec_jax import store
 from paradec_jax.convert.engine import export_tree
+from paradec_jax.objective import Objective
 
+# What replays compare with, and how they compile a function of a network or a decoder.
+equal, near = np.testing.assert_array_equal, np.testing.assert_allclose
+jitted = functools.partial(jax.jit, static_argnums=0)
 GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
 
 
@@ -40,6 +44,24 @@ def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, by the names and in the layout of the original program."""
     tensors = export_tree(jax.tree.map(np.asarray, tree), table.table(config))
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def call(owner: Any, method: str, *arguments: Any):
+    """A method of a network or a decoder, compiled."""
+    return getattr(owner, method)(*arguments)
+
+
+@functools.cache
+def step_of(objective: Objective):
+    """The value, the metrics and the gradients of an objective, compiled."""
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+
+def graded(objective: Objective, params: Any, frozen: Any, batch: Any):
+    """Loss, metrics and gradients of a batch."""
+    (loss, metrics), grads = step_of(objective)(params, frozen, batch, jax.random.key(0))
+    return float(loss), metrics, jax.tree.map(np.asarray, grads)
 
 
 def assert_gradients(

@@ -24,9 +24,7 @@ def check_heads(config: Any) -> None:
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Refuses fields that are not positive in float32: zero, below it, too large, NaN. Raises
-    ValueError.
-    """
+    """Refuses fields that are no positive numbers of float32. Raises ValueError."""
     for name in names:
         value = getattr(config, name)
         if not SMALLEST <= value <= LARGEST:  # false for NaN

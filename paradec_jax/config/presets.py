@@ -10,20 +10,21 @@ from paradec_jax.config.shapes import (
     RecurrentDepthConfig,
 )
 
-_BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+Fields = dict[str, Any]  # of a config
+_BFLOAT16: Fields = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 # Sizes of the small models: the bundled ones, and those of tests.
-_TINY: dict[str, Any] = {
+_TINY: Fields = {
     "vocab_size": 384,
     "width": 128,
     "heads": 4,
     "feed_forward": 256,
     "max_length": 512,
 }
-_TEST: dict[str, Any] = {"vocab_size": 32, "width": 16, "feed_forward": 24}
+_TEST: Fields = {"vocab_size": 32, "width": 16, "feed_forward": 24}
 # Of the recurrent ones, and of the transformers, causal and of blocks.
-_SMALL_PARTS: dict[str, Any] = {"prelude_layers": 1, "core_layers": 2, "coda_layers": 1}
-_TINY_LAYERS: dict[str, Any] = {**_TINY, "layers": 6, "kv_heads": 4, "rope_base": 10_000.0}
-_TEST_LAYERS: dict[str, Any] = {
+_SMALL_PARTS: Fields = {"prelude_layers": 1, "core_layers": 2, "coda_layers": 1}
+_TINY_LAYERS: Fields = {**_TINY, "layers": 6, "kv_heads": 4, "rope_base": 10_000.0}
+_TEST_LAYERS: Fields = {
     **_TEST,
     "layers": 2,
     "heads": 4,
@@ -32,7 +33,7 @@ _TEST_LAYERS: dict[str, Any] = {
     "rope_base": 10_000.0,
 }
 
-RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
+RECURRENT_PRESETS = {
     "huginn-0125": RecurrentDepthConfig(
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
     ),
@@ -44,14 +45,14 @@ RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
     ),
 }
 
-_QWEN: dict[str, Any] = {"vocab_size": 151_936, **_BFLOAT16}
+_QWEN: Fields = {"vocab_size": 151_936, **_BFLOAT16}
 # What Llama and SmolLM2 have instead of the defaults, which are those of Qwen2.
-_LLAMA: dict[str, Any] = {"norm_eps": 1e-5, "qkv_bias": False, **_BFLOAT16}
+_LLAMA: Fields = {"norm_eps": 1e-5, "qkv_bias": False, **_BFLOAT16}
 _LLAMA_ROPE = RopeScaling(
     kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
 )
 
-CAUSAL_PRESETS: dict[str, CausalConfig] = {
+CAUSAL_PRESETS = {
     "qwen2.5-coder-0.5b": CausalConfig(
         width=896, layers=24, heads=14, kv_heads=2, feed_forward=4864, **_QWEN
     ),
@@ -108,9 +109,9 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
 }
 
 # SDAR, each size with blocks of 4; checkpoints with longer blocks have the same parameters.
-_SDAR: dict[str, Any] = {"kv_heads": 8, **_QWEN}
+_SDAR: Fields = {"kv_heads": 8, **_QWEN}
 
-BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
+BLOCK_DIFFUSION_PRESETS = {
     "sdar-1.7b": BlockDiffusionConfig(width=2048, layers=28, heads=16, feed_forward=6144, **_SDAR),
     "sdar-4b": BlockDiffusionConfig(
         width=2560, layers=36, heads=32, head_channels=128, feed_forward=9728, **_SDAR
@@ -122,9 +123,9 @@ BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
 
 # Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2).
 # GPT-2's vocabulary and the mask, with no row more.
-_GPT2: dict[str, Any] = {"vocab_size": 50_258, "dtype": "bfloat16"}
+_GPT2: Fields = {"vocab_size": 50_258, "dtype": "bfloat16"}
 
-MASKED_DIFFUSION_PRESETS: dict[str, MaskedDiffusionConfig] = {
+MASKED_DIFFUSION_PRESETS = {
     "mdlm-tiny": MaskedDiffusionConfig(width=512, layers=8, heads=8, **_GPT2),
     "mdlm-small": MaskedDiffusionConfig(width=768, layers=12, heads=12, **_GPT2),
     "mdlm-medium": MaskedDiffusionConfig(width=1024, layers=24, heads=16, **_GPT2),

@@ -45,14 +45,13 @@ class RopeScaling:
     def __post_init__(self) -> None:
         check_words(self, kind=KINDS)
         check_number("original", self.original)
-        own = {
-            name for names in KINDS.values() for name in names if getattr(self, name) is not None
-        }
-        for name in sorted(own.difference(KINDS[self.kind])):
+        every = {name for names in KINDS.values() for name in names}
+        given = {name for name in every if getattr(self, name) is not None}
+        for name in sorted(given.difference(KINDS[self.kind])):
             raise ValueError(
                 f"{name} must be None where rotary positions are scaled as {self.kind}"
             )
-        check_positive(self, "factor", *sorted(own - {"truncate"}))
+        check_positive(self, "factor", *sorted(given - {"truncate"}))
         low, high = self.low_freq_factor, self.high_freq_factor
         if self.kind == "llama3" and (low is None or high is None or low >= high):
             raise ValueError(

@@ -27,25 +27,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import Ranged
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.network import Network, Params, Prefix
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
-from paradec_jax.noise import BlockNoise, Hidden
+from paradec_jax.noise import BlockNoise, Hidden, first_of_each
 from paradec_jax.objective import Objective, Sums, weighted
 
 
-def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it
-    has none.
-    """
-    lengths = blocks or ((network.block,) if network.block else ())
-    if not lengths:
+def lengths_of(network: Network, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Lengths of blocks: those given, else the network's. Raises ValueError where it has none."""
+    if blocks is None and network.block is None:
         raise ValueError(
             "a network without blocks of its own needs the lengths of blocks (rules.blocks)"
         )
-    return lengths
+    return blocks or (network.block,)  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +62,7 @@ SDAR = BlockRules()
 
 
 def block_diffusion_loss(
-    network: Any, spec: TokenSpec, rules: BlockRules = SDAR, *, chunk: int | None = None
+    network: Network, spec: TokenSpec, rules: BlockRules = SDAR, *, chunk: int | None = None
 ) -> Objective:
     """The weighted cross-entropy of hidden tokens over the number of labelled ones, as released.
 
@@ -80,15 +77,18 @@ def block_diffusion_loss(
     mask, lengths = mask_of(spec), lengths_of(network, rules.blocks)
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del frozen
-        tokens = batch["tokens"]
-        labelled, hidden, layout = noised(batch, key, lengths, rules.noise, spec.alignment)
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
+        texts = noised(batch, key, lengths, rules.noise, spec.alignment)
+        tokens, labelled, hidden, layout = texts
+        # The noisy copy, which reads its block and the clean blocks before it.
         streams = read_both(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
+        # -log p(x_i | noisy block of i, clean blocks before it)
         nll, hits = cross_entropy(scorer(network, params, len(tokens)), vectors, tokens, chunk)
+        # 1 / p_i at hidden i, 0 elsewhere
         weights = jnp.where(hidden.where, 1 / jnp.where(hidden.where, hidden.probability, 1.0), 0.0)
         return {
+            # the sum over hidden i, over n labelled tokens
             "loss": weighted(weights * nll, labelled),
             "accuracy": weighted(hits, hidden.where),
             "hidden": weighted(hidden.where, labelled),
@@ -115,10 +115,24 @@ class Layout(NamedTuple):
     blocks: Int[Array, "B T"]
 
 
-class Masks(NamedTuple):
-    """Who sees whom: clean tokens one another, noisy tokens one another, noisy tokens the clean
-    ones.
+class Texts(NamedTuple):
+    """Packed rows, and which of their labelled tokens are hidden.
+
+    Attributes:
+      tokens: clean tokens.
+      labelled: tokens that could have been hidden.
+      hidden: tokens that are, and how likely each of them was to be.
+      layout: where samples and blocks lie.
     """
+
+    tokens: Int[Array, "B T"]
+    labelled: Bool[Array, "B T"]
+    hidden: Hidden
+    layout: Layout
+
+
+class Masks(NamedTuple):
+    """Who sees whom: clean tokens one another, noisy ones one another and the clean ones."""
 
     clean: Bool[Array, "B T T"]
     noisy: Bool[Array, "B T T"]
@@ -149,13 +163,12 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
 
 
 def noised(
-    batch: dict[str, Array], key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
-) -> tuple[Bool[Array, "B T"], Hidden, Layout]:
-    """Which tokens of packed rows are labelled, which of these are hidden, and where samples and
-    blocks lie.
+    batch: Batch, key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
+) -> Texts:
+    """Packed rows, some of whose labelled tokens are hidden.
 
     Args:
-      batch: `labelled` and `positions` [B, T]; perhaps recorded noise.
+      batch: `tokens`, `labelled` and `positions` [B, T]; perhaps recorded noise.
       key: random key; the same key gives the same draws.
       lengths: lengths of blocks, one of them drawn for each row.
       alignment: with "next" the first token of a sample, which nothing predicts, counts as
@@ -168,11 +181,11 @@ def noised(
     if alignment == "next":
         labelled &= layout.positions > 0
 
-    def draw() -> Hidden:
-        return noise.draw(of_noise, labelled, layout.samples, layout.blocks)
-
-    where, probability = recorded_or(batch, "hidden probability", draw)
-    return labelled, Hidden(where.astype(bool) & labelled, probability), layout
+    if "hidden" in batch:
+        hidden = Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"])
+    else:
+        hidden = noise.draw(of_noise, labelled, layout.samples, layout.blocks)
+    return Texts(batch["tokens"], labelled, hidden, layout)
 
 
 def masks_of(layout: Layout) -> Masks:
@@ -182,8 +195,14 @@ def masks_of(layout: Layout) -> Masks:
     return Masks(*(same & rule(layout.positions, layout.block) for rule in rules))
 
 
-def read_both(network: Any, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
-    """Reads the clean copy [B, T], then the noisy one, whose cache the clean keys are."""
+def read_both(
+    network: Network,
+    params: Params,
+    clean: Int[Array, "B T"],
+    noisy: Int[Array, "B T"],
+    layout: Layout,
+) -> Streams:
+    """Reads the clean copy, then the noisy one, whose cache the clean keys are."""
     visible = masks_of(layout)
     first = network.forward(params, clean, layout.positions, mask=visible.clean)
     prefix = Prefix(first.kv, visible.before)
@@ -199,9 +218,6 @@ def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
     known of its own block. The first token of a sample has none before it; what stands there means
     nothing.
     """
-    begins = jnp.concatenate(
-        [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]],
-        axis=1,
-    )
+    begins = first_of_each(layout.blocks)
     clean, noisy = (jnp.roll(hidden, 1, axis=1) for hidden in streams)
     return jnp.where(begins[..., None], clean, noisy)

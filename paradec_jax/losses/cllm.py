@@ -10,7 +10,6 @@ p reads the prompt and a noisy iterate of the block's trajectory, q the prompt a
 
 from typing import Any
 
-import chex
 import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
@@ -25,6 +24,7 @@ from paradec_jax.losses.cross_entropy import (
     scorer,
     soft_cross_entropy,
 )
+from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sums
 
@@ -34,8 +34,7 @@ SMOOTHING = 0.1  # of the labels of the next-token term, as released
 def cllm_loss(
     network: Any, spec: TokenSpec, *, ar_weight: float = 10.0, chunk: int | None = None
 ) -> Objective:
-    """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are
-    the released ones.
+    """CLLM's global consistency loss (its equation 5) with the next-token term, as released.
 
     The next-token term is the mean over the whole sequence, prompt included, with labels smoothed
     by 0.1. It has a pass of its own, since the two passes of consistency hide padding inside a row.
@@ -53,24 +52,26 @@ def cllm_loss(
         raise ValueError(f"ar_weight must not be negative, not {ar_weight}")
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del frozen, key
-        one = "cllm_loss wants one pair a row"
-        chex.assert_axis_dimension(
-            batch["noisy"], 1, 1, custom_message=one, exception_type=ValueError
-        )
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
+        if batch["noisy"].shape[1] != 1:
+            raise ValueError("cllm_loss wants one pair a row")
         tokens, real = sequences(batch, spec)
         noisy, clean, whole = read(network, params, tokens, real)
         lengths = batch["prompt_lengths"] + batch["noisy"].shape[2]
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
+        # Positions p from the one that predicts the first wrong token on.
         differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
         keep = inside & differs & real[:, 0, 1:]
         logits = scorer(network, params, len(tokens))
 
-        def divergence(student: Array, teacher: Array) -> Array:
-            return soft_cross_entropy(logits(student), logits(teacher))[0]
-
-        value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
+        # L_GC (equation 5): -sum_v q_v log p_v at each of them, without gradient towards q.
+        value = in_chunks(
+            lambda student, teacher: soft_cross_entropy(logits(student), logits(teacher))[0],
+            chunk,
+            noisy[:, :-1],
+            lax.stop_gradient(clean)[:, :-1],
+        )
+        # L_AR: the next token of the whole clean sequence.
         smoothed, hits = cross_entropy(logits, whole[:, :-1], tokens[:, 2, 1:], chunk, SMOOTHING)
         rows = batch["pairs"]
         return {
@@ -81,24 +82,20 @@ def cllm_loss(
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
         terms = {name: part.mean for name, part in sums.items()}
+        # L = L_GC + w L_AR (equation 7)
         return ar_weight * terms["ar"] + terms["consistency"], terms
 
     return Objective(sums, value)
 
 
-def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
-    """Noisy, clean and again the clean sequence of each row, [B, 3, P + n], and which of their
-    tokens are text.
+def sequences(batch: Batch, spec: TokenSpec) -> tuple[Array, Array]:
+    """Noisy, clean and again clean sequence of each row, [B, 3, P + n], and which tokens are text.
 
     Blocks stand directly after their prompts, so that padding comes last, where no causal query
     sees it.
     """
-    lengths, width, size = (
-        batch["prompt_lengths"],
-        batch["prompt"].shape[1],
-        batch["noisy"].shape[2],
-    )
-    at = jnp.arange(width + size) - lengths[:, None]
+    width, size = batch["prompt"].shape[1], batch["noisy"].shape[2]
+    at = jnp.arange(width + size) - batch["prompt_lengths"][:, None]
 
     def joined(prompt: Array, noisy: Array, clean: Array) -> Array:
         blocks = jnp.concatenate([noisy, clean, clean], axis=1)
@@ -106,18 +103,18 @@ def sequences(batch: dict[str, Array], spec: TokenSpec) -> tuple[Array, Array]:
         before = jnp.pad(prompt, [(0, 0), (0, size)])[:, None]
         return jnp.where((at < 0)[:, None], before, jnp.take_along_axis(blocks, index, axis=2))
 
-    tokens, real = (
-        joined(batch["prompt"], batch["noisy"], batch["clean"]),
-        joined(*real_tokens(batch)),
-    )
+    tokens = joined(batch["prompt"], batch["noisy"], batch["clean"])
+    real = joined(*real_tokens(batch))
     stops = jnp.isin(tokens, jnp.asarray(spec.stop, jnp.int32)) & (at < 0)[:, None]
     stopped = jnp.cumsum(stops, axis=2) - stops > 0
     return jnp.where(stopped, spec.pad, tokens), real & ~stopped
 
 
 def read(network: Any, params: Any, tokens: Array, real: Array) -> Float[Array, "3 B S D"]:
-    """Hidden states of the noisy sequence and of the clean one, padding hidden, and of the clean
-    one whole.
+    """Hidden states of the noisy and of the clean sequence, as the two passes of the consistency
+    term have them (padding is not seen), and of the clean one whole, for the next-token term.
+
+    Source: the released trainer of CLLM (arXiv 2403.00835), `compute_loss`.
     """
     seen = real.at[:, 2].set(True)
     flat, text, seen = (rearrange(x, "b copy s -> (b copy) s") for x in (tokens, real, seen))

@@ -42,6 +42,7 @@ from paradec_jax.losses.cross_entropy import (
     soft_cross_entropy,
     token_losses,
 )
+from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
@@ -109,16 +110,14 @@ WINDOWED = ConsistencyRules(context="nc_ic", ar_weight=1.0)
 
 
 class Real(NamedTuple):
-    """Which tokens of a batch are text, and not padding, in the prompts and in the two copies of
-    all blocks.
-    """
+    """Which tokens are text and not padding, in the prompts and in the two copies of all blocks."""
 
     prompt: Bool[Array, "B P"]
     noisy: Bool[Array, "B *blocks"]
     clean: Bool[Array, "B *blocks"]
 
 
-def real_tokens(batch: dict[str, Array]) -> Real:
+def real_tokens(batch: Batch) -> Real:
     """`prompt_real`, `noisy_real` and `clean_real` of a batch; without them every token is text.
 
     An id never marks padding, since it may be that of a stop token.
@@ -151,10 +150,8 @@ class Pairs(NamedTuple):
     real: Real
 
 
-def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
-    """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n],
-    `pairs` [B].
-    """
+def counted_pairs(batch: Batch, spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
+    """Which tokens count in a batch of `consistency_loss`."""
     noisy, clean, (_, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     real, count, index = real_tokens(batch), batch["pairs"], jnp.arange(pairs)
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
@@ -169,13 +166,15 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
         clean = jnp.where(last & ~before, spec.pad, clean)
         real = real._replace(clean=real.clean & ~(last & ~before))
 
-    keep = jnp.cumsum(noisy != clean, axis=-1) > 0  # from the first wrong token on
+    # Offsets of the sums of equations 7 and 8: from the first wrong token on.
+    keep = jnp.cumsum(noisy != clean, axis=-1) > 0
     keep &= valid[..., None] & real.noisy
     if rules.offsets == "inner":
         keep &= jnp.arange(block) < block - 1
     if rules.after_eos == "drop":
         keep &= before & ~stops
 
+    # Next tokens of L_AR (equation 9): of the prompt, and of the clean blocks up to a stop token.
     inside = jnp.arange(1, batch["prompt"].shape[1]) < batch["prompt_lengths"][:, None]
     inside &= real.prompt[:, 1:] & (count > 0)[:, None]
     weight = (valid[..., None] & before & real.clean).astype(jnp.float32)
@@ -218,8 +217,7 @@ def consistency_loss(
     """
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del key
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         pairs, block = counted_pairs(batch, spec, rules), batch["noisy"].shape[-1]
         length = pairs.prompt.shape[1] + pairs.clean.shape[1]
         if length > network.max_length:
@@ -239,6 +237,7 @@ def combined(sums: Sums, rules: ConsistencyRules) -> tuple[Array, Metrics]:
     metrics = {name: part.mean for name, part in sums.items() if name != "pairs"}
     if rules.over == "batch" and rules.divide_by_pairs:
         metrics["consistency"] /= jnp.maximum(sums["pairs"].weight, 1)
+    # L = L_consistency + w L_AR
     return rules.ar_weight * metrics["ar"] + metrics["consistency"], metrics
 
 
@@ -265,9 +264,7 @@ class States(NamedTuple):
 def hidden_states(
     network: Any, params: Any, tokens: Array, real: Array, positions: Array, mask: Array
 ) -> Float[Array, "B S D"]:
-    """Hidden states of a pass; input vectors of padding get no gradient, as in the released
-    trainers.
-    """
+    """Hidden states of a pass; input vectors of padding get no gradient, as released."""
     vectors = network.embedding(params)[tokens]
     inputs = jnp.where(real[..., None], vectors, lax.stop_gradient(vectors))
     return network.forward(params, inputs, positions, mask=mask).hidden
@@ -276,14 +273,11 @@ def hidden_states(
 def packed_positions(
     lengths: Int[Array, "B"], prompt: int, pairs: int, block: int
 ) -> Int[Array, "B P+2K"]:
-    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after
-    the prompt.
-    """
-    pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
-    after = lengths[:, None] + (pair * block + offset)
-    return jnp.concatenate(
-        [jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), after], axis=1
-    )
+    """Positions of a packed sequence, the same for both copies of a pair, from the prompt's end on."""
+    place = np.arange(2 * pairs * block)
+    after = lengths[:, None] + (place // (2 * block) * block + place % block)
+    before = jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt))
+    return jnp.concatenate([before, after], axis=1)
 
 
 def read_packed(
@@ -323,31 +317,29 @@ def terms(
     rules: ConsistencyRules,
     chunk: int | None,
 ) -> Sums:
-    """Cross-entropy of prompt and clean blocks, and divergence of the noisy positions from the
-    clean ones.
+    """Cross-entropy of prompt and clean blocks, and divergence of noisy positions from clean ones.
 
     A clean position's logits serve both: they predict the next token, and they teach the noisy
     position.
     """
 
     def score(noisy: Array, clean: Array, taught: Array, following: Array) -> tuple[Array, ...]:
-        p, said = student(noisy), student(clean)
-        q = said if rules.teacher == "online" else teacher(taught)
-        value, _ = soft_cross_entropy(p, q, rules.temperature)  # without gradient towards q
-        return (
-            value,
-            jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1),
-            *token_losses(said, following),
-        )
+        p, of_clean = student(noisy), student(clean)
+        q = of_clean if rules.teacher == "online" else teacher(taught)
+        # Equation 7: -sum_v q_v log p_v, without gradient towards q.
+        value, _ = soft_cross_entropy(p, q, rules.temperature)
+        agree = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
+        return value, agree, *token_losses(of_clean, following)
 
-    following = jnp.roll(pairs.clean, -1, axis=1)  # nothing counts that the last position says
+    following = jnp.roll(pairs.clean, -1, axis=1)  # the last position's prediction counts nowhere
     arrays = states.noisy, states.clean, states.teacher, following
-    value, agree, *said = in_chunks(score, chunk, *arrays)
+    value, agree, nll, hit = in_chunks(score, chunk, *arrays)
 
+    # Equation 9: the first clean token, the others, and the prompt's.
     first = cross_entropy(student, states.last, pairs.clean[:, :1])
     parts = [
         (*first, pairs.block_weight[:, :1]),
-        (*(x[:, :-1] for x in said), pairs.block_weight[:, 1:]),
+        (nll[:, :-1], hit[:, :-1], pairs.block_weight[:, 1:]),
     ]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
         losses = cross_entropy(student, states.prompt[:, :-1], pairs.prompt[:, 1:], chunk)
@@ -355,6 +347,7 @@ def terms(
     nll, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*parts, strict=True))
 
     keep, rows = pairs.keep.astype(value.dtype), (pairs.valid > 0).astype(value.dtype)
+    # Equation 8, as a mean over offsets: temperature^2 / T.
     value = rules.temperature**2 * value
     if rules.divide_by_pairs and rules.over == "row":  # of the whole batch `combined` divides
         value = value / jnp.maximum(pairs.valid, 1)[:, None]

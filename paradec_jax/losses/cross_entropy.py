@@ -23,9 +23,7 @@ def cross_entropy(
     chunk: int | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """`token_losses` of the logits of hidden states, made of `chunk` positions at a time
-    (`in_chunks`).
-    """
+    """`token_losses` of the logits of hidden states, `chunk` positions at a time (`in_chunks`)."""
     return in_chunks(lambda x, y: token_losses(logits(x), y, smoothing), chunk, hidden, targets)
 
 
@@ -47,8 +45,7 @@ def token_losses(
 def soft_cross_entropy(
     student: Float[Array, "*shape V"], teacher: Float[Array, "*shape V"], temperature: float = 1.0
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """Cross-entropy `-sum_v q_v log p_v` of the student p to the teacher q, and the teacher's
-    entropy, in nats.
+    """Cross-entropy `-sum_v q_v log p_v` of student p to teacher q, and the entropy of q, in nats.
 
     Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the
     difference of the two; the teacher carries no gradient, so its gradient is the cross-entropy's.

@@ -21,7 +21,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.losses.recorded import Batch, recorded_or
 from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
 from paradec_jax.objective import Objective, Sums, weighted
 
@@ -97,8 +97,7 @@ def masked_diffusion_loss(
     dropout: bool = True,
     chunk: int | None = None,
 ) -> Objective:
-    """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the
-    hidden ones.
+    """MDLM's negative bound, `sum w(t) nll / sum weights`, over all real tokens.
 
     With `dropout` activations are dropped, at the rate of the network's config.
 
@@ -110,17 +109,18 @@ def masked_diffusion_loss(
     mask = mask_of(spec)
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del frozen
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
         weights = batch.get("weights", jnp.ones(tokens.shape)).astype(jnp.float32)
+        # t, x_t ~ q(x_t | x), and w(t)
         noised, hidden, weight = noise(batch, rules, mask, of_times, of_masks)
-
         logits = scorer(network, params, len(tokens))
         vectors = read(network, params, noised, of_dropout if dropout else None)
+        # -log p(x_i | x_t): SUBS gives the mask no probability.
         nll, hits = cross_entropy(lambda x: without_mask(logits(x), mask), vectors, tokens, chunk)
         counted = hidden * weights
         return {
+            # mean of w(t) * nll over real tokens, 0 where nothing is hidden
             "loss": weighted(weight[:, None] * hidden * nll, weights),
             "accuracy": weighted(hits, counted),
             "hidden": weighted(hidden, weights),
@@ -130,7 +130,7 @@ def masked_diffusion_loss(
 
 
 def noise(
-    batch: dict[str, Array], rules: BoundRules, mask: int, of_times: Array, of_masks: Array
+    batch: Batch, rules: BoundRules, mask: int, of_times: Array, of_masks: Array
 ) -> tuple[Array, Array, Array]:
     """Noised tokens [B, S], which of them are hidden [B, S], and the weight of each row [B]."""
     tokens, rows = batch["tokens"], len(batch["tokens"])

@@ -3,11 +3,20 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
 from paradec_jax.objective import Objective, Sums, weighted
+
+
+def packing(batch: Batch) -> tuple[Int[Array, "B T"], Bool[Array, "B T T"] | None]:
+    """Positions of the tokens of a batch, and who sees whom where its rows hold several segments."""
+    tokens = batch["tokens"]
+    if "segments" in batch:
+        return batch["positions"], masks.segments(batch["segments"])
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), None
 
 
 def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
@@ -28,21 +37,12 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
         )
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del frozen, key
-        tokens = batch["tokens"]
-        if "segments" in batch:
-            mask = masks.segments(batch["segments"])
-            hidden = network.forward(params, tokens, batch["positions"], mask=mask).hidden
-        else:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            hidden = network.forward(params, tokens, positions).hidden
-        nll, hits = cross_entropy(
-            scorer(network, params, len(hidden)), hidden, batch["targets"], chunk
-        )
-        return {
-            "loss": weighted(nll, batch["weights"]),
-            "accuracy": weighted(hits, batch["weights"]),
-        }
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
+        positions, mask = packing(batch)
+        hidden = network.forward(params, batch["tokens"], positions, mask=mask).hidden
+        logits, weights = scorer(network, params, len(hidden)), batch["weights"]
+        # -sum w log p(target) / sum w
+        nll, hits = cross_entropy(logits, hidden, batch["targets"], chunk)
+        return {"loss": weighted(nll, weights), "accuracy": weighted(hits, weights)}
 
     return Objective(sums)

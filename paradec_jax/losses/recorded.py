@@ -12,12 +12,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Array
 
-def recorded_or(batch: dict[str, Any], names: str, draw: Callable[[], Any]) -> Any:
-    """What a batch brings under one name, a list where there are several, or else what `draw`
-    makes.
-    """
-    first, *others = names.split()
-    if first not in batch:
-        return draw()
-    return [batch[name] for name in (first, *others)] if others else batch[first]
+Batch = dict[str, Array]  # arrays of a batch by name
+
+
+def recorded_or(batch: Batch, name: str, draw: Callable[[], Any]) -> Any:
+    """What a batch brings under this name, or else what `draw` makes."""
+    return batch[name] if name in batch else draw()

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.losses.recorded import recorded_or
-from paradec_jax.nn import masks
+from paradec_jax.losses.next_token import packing
+from paradec_jax.losses.recorded import Batch, recorded_or
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
@@ -37,21 +37,20 @@ def poisson_lognormal(mean: Mean) -> Draw:
     def draw(key: Array, step: Array) -> Array:
         of_rate, of_count = jax.random.split(key)
         normal = jax.random.normal(of_rate)
+        # tau ~ N(ln M - sigma^2 / 2, sigma), lambda = e^tau
         rate = jnp.exp(jnp.log(_at(mean, step)) - SIGMA**2 / 2 + SIGMA * normal)
+        # r ~ Poisson(lambda) + 1
         return jax.random.poisson(of_count, rate).astype(jnp.int32) + 1
 
     return draw
 
 
 def exponential(mean: Mean) -> Draw:
-    """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum
-    are ours.
-    """
+    """Draws `r = max(1, round(Exp(M)))`, Exp(M) as in arXiv 2510.14961, C.6."""
 
     def draw(key: Array, step: Array) -> Array:
-        return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(
-            jnp.int32
-        )
+        recurrence = jnp.round(_at(mean, step) * jax.random.exponential(key))
+        return jnp.maximum(1, recurrence).astype(jnp.int32)
 
     return draw
 
@@ -59,9 +58,7 @@ def exponential(mean: Mean) -> Draw:
 def settle(
     config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None
 ) -> tuple[int, bool]:
-    """Backpropagated recurrences, at least 1, and rematerialisation of a loss: the config's where
-    they are None.
-    """
+    """Backpropagated recurrences and rematerialisation of a loss, the config's where None."""
     depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
     if depth < 1:
         raise ValueError(f"backprop_depth must be at least 1, not {depth}")
@@ -78,7 +75,8 @@ def unroll(
     backprop_depth: int,
     remat: bool = False,
 ) -> Float[Array, "B T D"]:
-    """Iterates the core `recurrence` times; only the last `backprop_depth` steps carry gradient.
+    """Iterates the core `recurrence` times; only the last `backprop_depth` steps carry gradient
+    (section 3 of the paper: truncated backpropagation).
 
     The first `n = max(r - K, 0)` steps run in a dynamic loop on constants, the last `k = min(r, K)`
     in a scan of K steps whose first K - k are skipped, so that one program serves every r. The
@@ -90,14 +88,11 @@ def unroll(
         return network.iterate(params, state, e, view, window, 0)[0]
 
     step = jax.checkpoint(iterate) if remat else iterate
-    constants = lax.stop_gradient((params, e))
+    # The first n = max(r - K, 0) recurrences: of constants.
+    params_, e_, state = lax.stop_gradient((params, e, state))
     constant_steps = jnp.maximum(recurrence - backprop_depth, 0)
-    state = lax.fori_loop(
-        0,
-        constant_steps,
-        lambda _, s: iterate(constants[0], s, constants[1]),
-        lax.stop_gradient(state),
-    )
+    state = lax.fori_loop(0, constant_steps, lambda _, s: iterate(params_, s, e_), state)
+    # The last k = min(r, K), which carry gradient.
     skipped = jnp.maximum(backprop_depth - recurrence, 0)
 
     def body(state: Array, index: Array) -> tuple[Array, None]:
@@ -128,29 +123,27 @@ def recurrent_loss(
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
-        del frozen
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_recurrence, of_state = jax.random.split(key)
-        tokens = batch["tokens"]
+        tokens, weights = batch["tokens"], batch["weights"]
+        # r, and s_0
         recurrence = recorded_or(batch, "recurrence", lambda: draw(of_recurrence, batch["step"]))
         state = recorded_or(
             batch, "state", lambda: network.initial_state(jax.random.split(of_state, tokens.shape))
         )
-
-        positions = batch.get(
-            "positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        )
-        mask = masks.segments(batch["segments"]) if "segments" in batch else None
+        positions, mask = packing(batch)
         view = network.view(positions, mask=mask)
-        window = network.empty_window(*tokens.shape)
-        e, window = network.embed(params, tokens, view, window)
+        # e = P(x)
+        e, window = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
+        # s_i = R(e, s_{i-1}), i = 1 .. r
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
+        # p = C(s_r)
         hidden = network.readout(params, state, view, window).hidden
         nll, hits = cross_entropy(scorer(network, params), hidden, batch["targets"], chunk)
-        means = {
-            "loss": weighted(nll, batch["weights"]),
-            "accuracy": weighted(hits, batch["weights"]),
+        return {
+            "loss": weighted(nll, weights),
+            "accuracy": weighted(hits, weights),
+            "recurrence": drawn(recurrence),
         }
-        return means | {"recurrence": drawn(recurrence)}
 
     return Objective(sums)

@@ -30,8 +30,8 @@ from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_diffusion import (
-    Layout,
     Streams,
+    Texts,
     before_each,
     lengths_of,
     masks_of,
@@ -45,22 +45,21 @@ from paradec_jax.losses.cross_entropy import (
     token_losses,
 )
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.losses.recorded import recorded_or
-from paradec_jax.noise import BlockNoise, Hidden, choose
+from paradec_jax.losses.recorded import Batch, recorded_or
+from paradec_jax.noise import BlockNoise, choose
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualRules(Ranged):
-    """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the
-    released heads.
+    """The choices of the objective; but for `unroll` and `normaliser` the defaults are as released.
 
     Attributes:
       unroll: K, number of steps.
-      normaliser: what a step's sum over the positions still masked is divided by. With weights 1 /
-        p: "selfnorm" for their sum, "official" for the number of labelled tokens less 1 / p for
-          each token revealed so far, which can
-        come near zero or below; "mean" weighs all positions alike.
+      normaliser: what a step's sum over the positions still masked is divided by. With weights
+        1 / p: "selfnorm" for their sum, "official" for the number of labelled tokens less 1 / p for
+        each token revealed so far, which can come near zero or below; "mean" weighs all positions
+        alike.
       objective: "kl" to the backbone on y_k, "cross_entropy" to the clean tokens, "mse" to the
         backbone's logits, the mean over the vocabulary.
       direct: direct modelling: scores are U r_k, and the next step reads r_k in the place of the
@@ -97,22 +96,6 @@ class ResidualRules(Ranged):
 MRP = ResidualRules()
 
 
-class Texts(NamedTuple):
-    """Packed rows, and which of their labelled tokens are hidden.
-
-    Attributes:
-      tokens: clean tokens.
-      labelled: tokens that could have been hidden.
-      hidden: tokens that are, and how likely each of them was to be.
-      layout: where samples and blocks lie.
-    """
-
-    tokens: Int[Array, "B T"]
-    labelled: Bool[Array, "B T"]
-    hidden: Hidden
-    layout: Layout
-
-
 class Steps(NamedTuple):
     """All steps, k = 1 .. K.
 
@@ -133,13 +116,19 @@ class Steps(NamedTuple):
     taught: Float[Array, "K B T D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Unrolling:
-    """Algorithm 1 for a backbone and its head.
+    """Algorithm 1 for a backbone, its head and the texts of a batch.
 
     Where logits are about the "next" position, a block's first one is predicted by the last row of
-    the block before it, which no reveal in the block changes and no residual corrects. The special
-    tokens are the backbone's.
+    the block before it, which no reveal in the block changes and no residual corrects.
+
+    Attributes:
+      backbone, head: the networks.
+      spec: special tokens of the backbone.
+      rules, chunk: as of `residual_loss`.
+      frozen: parameters of the backbone, without gradient.
+      texts: packed rows and what is hidden of them.
     """
 
     backbone: Any
@@ -147,119 +136,96 @@ class Unrolling:
     spec: TokenSpec
     rules: ResidualRules
     chunk: int | None
+    frozen: Any
+    texts: Texts
 
-    def texts(self, batch: dict[str, Array], key: Array) -> Texts:
-        """The rows of a batch, noised by a draw or by recorded noise."""
-        lengths = lengths_of(self.backbone, self.rules.blocks)
-        noise = noised(batch, key, lengths, self.rules.noise, self.spec.alignment)
-        return Texts(batch["tokens"], *noise)
-
-    def reveals(self, texts: Texts, key: Array) -> Bool[Array, "B K T"]:
-        """Positions that each step reveals: some of those still masked, by chance, in every block
-        that has any.
-        """
-        still, drawn = texts.hidden.where, []
+    def reveals(self, key: Array) -> Bool[Array, "B K T"]:
+        """Positions that each step reveals: some of those still masked in every block, by chance."""
+        still, drawn = self.texts.hidden.where, []
         for k in range(self.rules.unroll):
             counts = jnp.asarray(self.rules.reveals)
-            drawn.append(choose(jax.random.fold_in(key, k), still, texts.layout.blocks, counts))
+            drawn.append(
+                choose(jax.random.fold_in(key, k), still, self.texts.layout.blocks, counts)
+            )
             still = still & ~drawn[-1]
         return jnp.stack(drawn, axis=1)
 
-    def unroll(
-        self, params: Any, frozen: Any, texts: Texts, reveals: Bool[Array, "B K T"]
-    ) -> Steps:
-        """All steps, from the parameters of the head and of the frozen backbone."""
-        frozen, visible = lax.stop_gradient(frozen), masks_of(texts.layout)
+    def unroll(self, params: Any, reveals: Bool[Array, "B K T"]) -> Steps:
+        """All steps, from the parameters of the head."""
+        texts = self.texts
         still, clean, kv = texts.hidden.where, None, None
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
-            out = self.backbone.forward(
-                frozen, texts.tokens, texts.layout.positions, mask=visible.clean
-            )
+            positions = texts.layout.positions
+            seen = masks_of(texts.layout).clean
+            out = self.backbone.forward(self.frozen, texts.tokens, positions, mask=seen)
             clean, kv = out.hidden, out.kv
-        noisy = self.read(frozen, texts, tokens[None], kv)[0]
+        noisy = self.read(tokens[None], kv)[0]
         start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
         each = []
         for reveal in jnp.moveaxis(reveals, 1, 0):
             # y_k: y_{k-1} with the revealed positions.
-            shown = (
-                texts.tokens
-                if self.rules.tokens == "truth"
-                else self.best(frozen, texts, base, start)
-            )
+            shown = texts.tokens
+            if self.rules.tokens == "own":
+                shown = self.best(base, start)
             tokens, still = jnp.where(reveal, shown, tokens), still & ~reveal
             # r_k = head(y_k, a_{k-1})
-            residual = self.residual(params, frozen, texts, tokens, base)
+            residual = self.residual(params, tokens, base)
             each.append((tokens, still, base, residual))
             # a_k = a_{k-1} + r_k
             base = residual if self.rules.direct else jax.tree.map(jnp.add, base, residual)
         tokens, still, base, residual = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        return Steps(start, tokens, still, base, residual, self.read(frozen, texts, tokens, kv))
+        return Steps(start, tokens, still, base, residual, self.read(tokens, kv))
 
-    def read(
-        self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any
-    ) -> Float[Array, "M B T D"]:
-        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy, if
-        there is one.
-        """
-        visible = masks_of(texts.layout)
+    def read(self, states: Int[Array, "M B T"], kv: Any) -> Float[Array, "M B T D"]:
+        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy."""
+        visible, forward = masks_of(self.texts.layout), self.backbone.forward
 
         def repeated(x: Array) -> Array:
             return jnp.broadcast_to(x, (len(states), *x.shape)).reshape(-1, *x.shape[1:])
 
-        tokens, positions = states.reshape(-1, states.shape[-1]), repeated(texts.layout.positions)
+        tokens = states.reshape(-1, states.shape[-1])
+        positions = repeated(self.texts.layout.positions)
         if kv is None:
-            out = self.backbone.forward(frozen, tokens, positions, mask=repeated(visible.clean))
+            out = forward(self.frozen, tokens, positions, mask=repeated(visible.clean))
         else:
             prefix = Prefix(jax.tree.map(repeated, kv), repeated(visible.before))
-            out = self.backbone.forward(frozen, tokens, positions, prefix, repeated(visible.noisy))
+            out = forward(self.frozen, tokens, positions, prefix, repeated(visible.noisy))
         return out.hidden.reshape(*states.shape, -1)
 
-    def residual(
-        self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams
-    ) -> Streams:
+    def residual(self, params: Any, tokens: Array, base: Streams) -> Streams:
         """Residuals of both copies."""
-        table, positions = self.backbone.embedding(frozen), texts.layout.positions
-        visible = masks_of(texts.layout)
+        table, forward = self.backbone.embedding(self.frozen), self.head.forward
+        visible, at = masks_of(self.texts.layout), self.texts.layout.positions
+        vectors = table[tokens]
         if self.rules.layout == "infer_matched":
-            out = self.head.forward(
-                params, table[tokens], positions, mask=visible.clean, hidden=base.noisy
-            )
+            out = forward(params, vectors, at, None, visible.clean, hidden=base.noisy)
             return Streams(out.hidden, out.hidden)
-        clean = self.head.forward(
-            params, table[texts.tokens], positions, mask=visible.clean, hidden=base.clean
-        )
-        prefix = Prefix(clean.kv, visible.before)
-        noisy = self.head.forward(
-            params, table[tokens], positions, prefix, visible.noisy, hidden=base.noisy
-        )
-        return Streams(clean.hidden, noisy.hidden)
+        clean = table[self.texts.tokens]
+        first = forward(params, clean, at, None, visible.clean, hidden=base.clean)
+        prefix = Prefix(first.kv, visible.before)
+        noisy = forward(params, vectors, at, prefix, visible.noisy, hidden=base.noisy)
+        return Streams(first.hidden, noisy.hidden)
 
-    def predicting(
-        self, texts: Texts, noisy: Float[Array, "B T D"], start: Streams
-    ) -> Float[Array, "B T D"]:
+    def predicting(self, noisy: Float[Array, "B T D"], start: Streams) -> Float[Array, "B T D"]:
         """The hidden state that predicts each position, from those of the noisy copy."""
         if self.spec.alignment == "own":
             return noisy
         before = noisy if self.rules.layout == "infer_matched" else start.clean
-        return before_each(Streams(before, noisy), texts.layout)
+        return before_each(Streams(before, noisy), self.texts.layout)
 
-    def best(self, frozen: Any, texts: Texts, base: Streams, start: Streams) -> Int[Array, "B T"]:
+    def best(self, base: Streams, start: Streams) -> Int[Array, "B T"]:
         """The best token of each position, never the mask."""
-        logits = scorer(self.backbone, frozen)
-
-        def of_chunk(vectors: Array) -> Array:
-            return jnp.argmax(without_mask(logits(vectors), mask_of(self.spec)), axis=-1).astype(
-                jnp.int32
-            )
-
-        return in_chunks(
-            of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start))
+        logits = scorer(self.backbone, self.frozen)
+        vectors = lax.stop_gradient(self.predicting(base.noisy, start))
+        best = in_chunks(
+            lambda x: jnp.argmax(without_mask(logits(x), mask_of(self.spec)), axis=-1),
+            self.chunk,
+            vectors,
         )
+        return best.astype(jnp.int32)
 
-    def judge(
-        self, frozen: Any, texts: Texts, steps: Steps
-    ) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
+    def judge(self, steps: Steps) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
         """The objective at each position of each step, and measures of the distance from the
         teacher.
 
@@ -267,15 +233,14 @@ class Unrolling:
           The values; and "kl" from the backbone on y_k, "uncorrected_kl", that of a head that adds
           nothing, "agreement" and "uncorrected_agreement", 1 where the best token is the teacher's.
         """
-        frozen, shape = lax.stop_gradient(frozen), steps.tokens.shape
-        logits_of = scorer(self.backbone, frozen)
+        logits_of, shape = scorer(self.backbone, self.frozen), steps.tokens.shape
         # The student's scores are U (stopped a_{k-1} + r_k); direct modelling: U r_k.
         students = steps.residual.noisy
         if not self.rules.direct:
             students = lax.stop_gradient(steps.base.noisy) + students
 
         def flat(noisy: Float[Array, "K B T D"]) -> Array:
-            vectors = jax.vmap(lambda x: self.predicting(texts, x, steps.start))(noisy)
+            vectors = jax.vmap(lambda x: self.predicting(x, steps.start))(noisy)
             return vectors.reshape(-1, *vectors.shape[2:])
 
         def score(
@@ -285,6 +250,7 @@ class Unrolling:
             cross, entropy = soft_cross_entropy(p, q)
             best = jnp.argmax(q, axis=-1)
             measures = {
+                # KL( U backbone(y_k) || U (a_{k-1} + r_k) )
                 "kl": cross - entropy,
                 "uncorrected_kl": soft_cross_entropy(before, q)[0] - entropy,
                 "agreement": (jnp.argmax(p, axis=-1) == best).astype(cross.dtype),
@@ -298,24 +264,23 @@ class Unrolling:
             return value, lax.stop_gradient(measures)
 
         starts = jnp.broadcast_to(steps.start.noisy, students.shape)
-        targets = jnp.broadcast_to(texts.tokens, shape).reshape(-1, shape[-1])
+        targets = jnp.broadcast_to(self.texts.tokens, shape).reshape(-1, shape[-1])
         vectors = (flat(each) for each in (students, steps.taught, starts))
         scored = in_chunks(score, self.chunk, *vectors, targets)
         return jax.tree.map(lambda x: x.reshape(shape), scored)
 
-    def weigh(
-        self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]
-    ) -> Sum:
+    def weigh(self, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:
         """Sum of each step over the positions still masked, and its divisor, [K]."""
-        where, probability = texts.hidden
+        where, probability = self.texts.hidden
+        # 1 / p, or 1
         inverse = 1 / jnp.where(where, probability, 1)
-        weights = jnp.where(
-            still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0
-        )
+        each = jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse
+        weights = jnp.where(still, each, 0)
+        # The sum of the weights, or n less 1 / p of each token revealed so far.
         total = jnp.sum(weights, axis=(1, 2))
         if self.rules.normaliser == "official":
             revealed = jnp.where(where & ~still, inverse, 0)
-            total = jnp.sum(texts.labelled) - jnp.sum(revealed, axis=(1, 2))
+            total = jnp.sum(self.texts.labelled) - jnp.sum(revealed, axis=(1, 2))
         return Sum(jnp.sum(weights * values, axis=(1, 2)), total.astype(values.dtype))
 
 
@@ -333,33 +298,31 @@ def residual_loss(
       `judged`, the number of these positions for each labelled token.
     """
     mask_of(spec)
-    lengths_of(backbone, rules.blocks)
+    lengths = lengths_of(backbone, rules.blocks)
     check_chunk(chunk)
-    unrolling = Unrolling(backbone, head, spec, rules, chunk)
 
-    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)
-        texts = unrolling.texts(batch, of_texts)
-        reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(texts, of_reveals))
-        steps = unrolling.unroll(params, frozen, texts, reveals)
-        values, measures = unrolling.judge(frozen, texts, steps)
+        texts = noised(batch, of_texts, lengths, rules.noise, spec.alignment)
+        frozen = lax.stop_gradient(frozen)
+        unrolling = Unrolling(backbone, head, spec, rules, chunk, frozen, texts)
+        reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(of_reveals))
+        steps = unrolling.unroll(params, reveals)
+        values, measures = unrolling.judge(steps)
         still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
-        judged = {
-            name: weighted(jnp.where(still, value, 0), still) for name, value in measures.items()
-        }
+        judged = {n: weighted(jnp.where(still, x, 0), still) for n, x in measures.items()}
         return judged | {
-            "steps": unrolling.weigh(texts, still, values),
+            "steps": unrolling.weigh(still, values),
             "masked": Sum(masked, masked),
             "judged": Sum(jnp.sum(masked), jnp.sum(texts.labelled).astype(values.dtype)),
         }
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
-        metrics = {
-            name: part.mean for name, part in sums.items() if name not in ("steps", "masked")
-        }
+        metrics = {n: part.mean for n, part in sums.items() if n not in ("steps", "masked")}
         metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
         there = sums["masked"].weight > 0  # steps that have a masked position left
         losses = jnp.where(there, sums["steps"].mean, 0)
+        # L: the mean over these steps
         return jnp.sum(losses) / jnp.maximum(jnp.sum(there), 1), metrics
 
     return Objective(sums, value)

@@ -33,7 +33,7 @@ from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
-from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.losses.recorded import Batch, recorded_or
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
@@ -112,20 +112,24 @@ def divergence(
     """
     p = jax.nn.log_softmax(without_mask(student, mask))
     q = jax.nn.log_softmax(without_mask(lax.stop_gradient(teacher), mask))
+    # KL(p || q)
     if rules.divergence == "kld":
         return jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+    # KL(q || p)
     if rules.divergence == "forward_kl":
         return jnp.sum(jnp.exp(q) * (q - p), axis=-1)
     if rules.released:
         apart = jnp.abs(p - q) if rules.divergence == "tvd" else jnp.square(p - q) / p.shape[-1]
         return jnp.sum(apart, axis=-1)
+    # sum |p - q| / 2
     if rules.divergence == "tvd":
         return jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1) / 2
+    # mean (log p - log q)^2
     real = jnp.arange(p.shape[-1]) != mask
     apart = jnp.where(real, p - q, 0)
     if rules.divergence == "mse":
         return jnp.sum(jnp.square(apart), axis=-1) / (p.shape[-1] - 1)
-    # q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond
+    # sum q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond
     # float32.
     return jnp.sum(jnp.square(jnp.exp(q / 2) * jnp.expm1(apart)), axis=-1)
 
@@ -153,33 +157,33 @@ def self_distillation_loss(
     mask = mask_of(spec)
     check_chunk(chunk)
 
-    def sums(params: Any, frozen: dict[str, Any], batch: dict[str, Array], key: Array) -> Sums:
+    def sums(params: Any, frozen: dict[str, Any], batch: Batch, key: Array) -> Sums:
         of_noise, of_teacher, of_dropout = jax.random.split(key, 3)
         of_times, of_masks = jax.random.split(of_noise)
         tokens, weights = batch["tokens"], batch.get("weights")
+        # t, and z_t ~ q(z_t | x)
         t = recorded_or(batch, "times", lambda: rules.times.draw(of_times, len(tokens)))
         uniforms = recorded_or(
             batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
         )
         where = None if weights is None else weights > 0
         noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
-
-        teacher, step = lax.stop_gradient(frozen["teacher"]), rules.step_size(frozen["round"])
+        # Algorithm 1: the teacher's targets.
+        params_of_teacher, step = frozen["teacher"], rules.step_size(frozen["round"])
+        teacher = Teacher(network, lax.stop_gradient(params_of_teacher), rules, mask, chunk)
         recorded = recorded_or(batch, "teacher_uniforms", lambda: None)
-        targets, _ = Teacher(network, teacher, rules, mask, chunk).targets(
-            noised, t, step, of_teacher, recorded
-        )
+        targets, _ = teacher.targets(noised, t, step, of_teacher, recorded)
+        # The student's prediction, from z_t alone.
         vectors = read(network, params, noised, of_dropout if dropout else None)
-        student_logits, teacher_logits = (
-            scorer(network, params, len(noised)),
-            scorer(network, teacher),
-        )
+        student_logits = scorer(network, params, len(noised))
+        teacher_logits = scorer(network, teacher.params)
 
-        def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
+        def score(vectors: Array, targets: Array) -> tuple[Array, ...]:
             p, q = student_logits(vectors), teacher_logits(targets)
-            best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (p, q)]
-            return divergence(p, q, mask, rules), best[0] == best[1]
+            best, wanted = (jnp.argmax(without_mask(x, mask), axis=-1) for x in (p, q))
+            return divergence(p, q, mask, rules), best == wanted
 
+        # L = mean of the divergence over hidden positions
         value, same = in_chunks(score, chunk, vectors, targets)
         return {
             "loss": weighted(jnp.where(hidden, value, 0), hidden),
@@ -225,24 +229,21 @@ class Teacher:
           The hidden state of each hidden position at its target's step, and the text before each
           step.
         """
-        z, before = noised, []
-        kept: Array  # the hidden states of the targets
-        for i, time in enumerate(self.rules.teacher_times(t, step)):
-            # A position's target is what the teacher says when it is revealed, or at the last step
-            # if it never is: each step overwrites the targets of the positions that are still
-            # hidden.
-            vectors = read(self.network, self.params, z)
-            kept = vectors if i == 0 else jnp.where((z == self.mask)[..., None], vectors, kept)
-            before.append(z)
-            # A reverse step from t_i to t_i - Δ. What the last one would reveal changes no target
-            # and is not drawn.
-            if i == self.rules.jump - 1:
-                break
+        z, before = noised, [noised]
+        target = vectors = read(self.network, self.params, z)
+        # What the last step would reveal changes no target and is not drawn.
+        for i, time in enumerate(self.rules.teacher_times(t, step)[:-1]):
+            # z: a reverse step from t_i to t_i - Δ.
             if recorded is None:
                 z = self.reverse_step(z, vectors, step / time, jax.random.fold_in(key, i))
             else:
                 z = self.recorded_step(z, vectors, time, step, recorded[i])
-        return lax.stop_gradient(kept), jnp.stack(before)
+            before.append(z)
+            # The target of a position is the prediction when it is revealed, or the last one: each
+            # step overwrites the targets of the positions that are still hidden.
+            vectors = read(self.network, self.params, z)
+            target = jnp.where((z == self.mask)[..., None], vectors, target)
+        return lax.stop_gradient(target), jnp.stack(before)
 
     def reverse_step(
         self,
@@ -272,12 +273,9 @@ class Teacher:
     def recorded_step(
         self, z: Array, vectors: Array, time: Array, step: Array, uniforms: Float[Array, "B S V"]
     ) -> Int[Array, "B S"]:
-        """The same from recorded numbers: one race decides of each position whether it is revealed,
-        and its token.
-        """
+        """The same from recorded numbers: one race decides if and as what each is revealed."""
         logits = without_mask(self.network.logits(self.params, vectors), self.mask)
         probs = jnp.exp(jax.nn.log_softmax(logits))
         now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))
-        return jnp.where(
-            z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z
-        )
+        weights = reverse_weights(probs, now, then, self.mask)
+        return jnp.where(z == self.mask, race(weights, uniforms), z)

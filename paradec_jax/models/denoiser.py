@@ -24,32 +24,27 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.network import Inputs, ModelNetwork
-from paradec_jax.nn.blocks import layer_norm, parameter, uniform
+from paradec_jax.nn.blocks import layer_norm, ones, parameter, uniform, zeros
 from paradec_jax.nn.modulated import ModulatedBlock, modulation
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import in_turn, scanned
-from paradec_jax.nn.visibility import Seen, View
+from paradec_jax.nn.visibility import Seen, Stream, View
 from paradec_jax.sharding import axes
 
 FREQUENCIES = 128  # of the noise level's cosines and sines
 LONGEST = 10_000.0  # ratio of the first of these frequencies to the last
 
 
-def noise_map(
-    level: Float[Array, "R"],
-    weight_in: Float[Array, "E K"],
-    bias_in: Float[Array, "K"],
-    weight_out: Float[Array, "K K"],
-    bias_out: Float[Array, "K"],
-) -> Float[Array, "R K"]:
-    """`silu(features(s) W_in + b_in) W_out + b_out` of noise levels s, features 128 cosines, then
-    128 sines.
+def noise_map(level: Float[Array, "R"], *leaves: Array) -> Float[Array, "R K"]:
+    """`silu(features(s) W_in + b_in) W_out + b_out` of noise levels s.
+
+    Features are 128 cosines, then 128 sines; leaves W_in [256, K], b_in [K], W_out [K, K], b_out
+    [K].
     """
-    wide = [at_least_float32(leaf) for leaf in (weight_in, bias_in, weight_out, bias_out)]
-    weight_in, bias_in, weight_out, bias_out = wide
+    weight_in, bias_in, weight_out, bias_out = map(at_least_float32, leaves)
     frequency = jnp.exp(-math.log(LONGEST) * jnp.arange(FREQUENCIES) / FREQUENCIES)
     angle = level[:, None] * frequency
     features = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
@@ -60,10 +55,9 @@ class Denoiser(nn.Module):
     """Names the parameters.
 
     Parameters: `embedding` [V, D]; `noise_in` [256, K], `noise_in_bias` [K], `noise_out` [K, K],
-      `noise_out_bias` [K]
-    (from a noise level to the blocks' vector); `layer_i` (modulated blocks); `final_norm` [D],
-    `final_modulation` [K, 2, D] and `final_modulation_bias` [2, D] (shift, scale); `head` [D, V],
-    `head_bias` [V].
+    `noise_out_bias` [K] (from a noise level to the blocks' vector); `layer_i` (modulated blocks);
+    `final_norm` [D], `final_modulation` [K, 2, D] and `final_modulation_bias` [2, D] (shift,
+    scale); `head` [D, V], `head_bias` [V].
 
     Attributes:
       prepared: whether parameters come from `DenoiserNetwork.prepare`: constants stand in the place
@@ -74,31 +68,25 @@ class Denoiser(nn.Module):
     prepared: bool = False
 
     def setup(self) -> None:
-        c, kind, zeros = self.config, self.config.param_dtype, nn.initializers.zeros
+        c = self.config
         self.block = rematerialised(ModulatedBlock, c.remat)
-        self.embedding = parameter(
-            self, "embedding", uniform(c.init_std), (c.vocab_size, c.width), kind
-        )
+        shape = (c.vocab_size, c.width)
+        self.embedding = parameter(self, "embedding", uniform(c.init_std), shape)
         self.layer = [self.block(c, self.prepared) for _ in range(c.layers)]
         if self.prepared:
-            self.final_constants = parameter(
-                self, "final_constants", zeros, (2, c.width), "float32"
-            )
+            self.final_constants = zeros(self, "final_constants", 2, c.width)
         else:
             noise, k = [], c.conditioning  # as `noise_map` takes them
             for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
                 init = uniform(rows**-0.5)
-                noise.append(parameter(self, f"noise_{name}", init, (rows, k), kind))
-                noise.append(parameter(self, f"noise_{name}_bias", init, (k,), kind))
+                noise.append(parameter(self, f"noise_{name}", init, (rows, k)))
+                noise.append(parameter(self, f"noise_{name}_bias", init, (k,)))
             self.noise = noise
-            self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), kind)
-            shape = (c.conditioning, 2, c.width)
-            self.final_modulation = parameter(self, "final_modulation", zeros, shape, kind)
-            self.final_modulation_bias = parameter(
-                self, "final_modulation_bias", zeros, shape[1:], kind
-            )
-        self.head = parameter(self, "head", zeros, (c.width, c.vocab_size), kind)
-        self.head_bias = parameter(self, "head_bias", zeros, (c.vocab_size,), kind)
+            self.final_norm = ones(self, "final_norm", c.width)
+            self.final_modulation = zeros(self, "final_modulation", k, 2, c.width)
+            self.final_modulation_bias = zeros(self, "final_modulation_bias", 2, c.width)
+        self.head = zeros(self, "head", c.width, c.vocab_size)
+        self.head_bias = zeros(self, "head_bias", c.vocab_size)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass; touches every parameter, for `init`."""
@@ -111,7 +99,7 @@ class Denoiser(nn.Module):
         positions: Int[Array, "B W"],
         mask: Seen | None,
         dropout: Array | None = None,
-    ) -> Float[Array, "B W D"]:
+    ) -> Stream:
         """Input of the output matrix at each position.
 
         Args:
@@ -133,18 +121,15 @@ class Denoiser(nn.Module):
 
         if c.scan_layers and not self.is_initializing():
             layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
-            x, _ = scanned(
-                read, x, self.block(c, self.prepared, parent=None), layers, c.dtype, keys
-            )
+            block = self.block(c, self.prepared, parent=None)
+            x, _ = scanned(read, x, block, layers, c.dtype, keys)
         else:
             x, _ = in_turn(read, x, self.layer, keys)
         if vector is None:
             shift, scale = self.final_constants
         else:
-            gains = (self.final_norm,)
-            shift, scale = modulation(
-                vector, self.final_modulation, self.final_modulation_bias, gains
-            )
+            weight, bias = self.final_modulation, self.final_modulation_bias
+            shift, scale = modulation(vector, weight, bias, (self.final_norm,))
         return (layer_norm(x, scale, c.norm_eps) + shift).astype(c.dtype)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
@@ -173,14 +158,14 @@ class DenoiserNetwork(ModelNetwork):
         """
         if isinstance(params, Prepared):
             return params
-        kept = {name: params[name] for name in ("embedding", "head", "head_bias")}
+        chosen = {name: params[name] for name in ("embedding", "head", "head_bias")}
         for name, constants in _constants(params).items():
             if name == "final":
-                kept["final_constants"] = constants
+                chosen["final_constants"] = constants
             else:
                 parts = {part: params[name][part] for part in ("attention", "mlp")}
-                kept[name] = {"constants": constants, **parts}
-        return super().prepare(kept)
+                chosen[name] = {"constants": constants, **parts}
+        return super().prepare(chosen)
 
     def forward(
         self,
@@ -212,12 +197,12 @@ def _constants(params: Mapping[str, Any]) -> dict[str, Array]:
 
     def constants(tree: Mapping[str, Any], prefix: str, *gains: str) -> Array:
         weight, bias = tree[f"{prefix}modulation"], tree[f"{prefix}modulation_bias"]
-        return jnp.concatenate(modulation(vector, weight, bias, [tree[name] for name in gains]))[
-            :, 0
-        ]
+        vectors = modulation(vector, weight, bias, [tree[name] for name in gains])
+        return jnp.concatenate(vectors)[:, 0]
 
-    layers = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
     made = {
-        name: constants(tree, "", "attention_norm", "mlp_norm") for name, tree in layers.items()
+        name: constants(tree, "", "attention_norm", "mlp_norm")
+        for name, tree in params.items()
+        if isinstance(tree, Mapping)
     }
     return made | {"final": constants(params, "final_", "final_norm")}

@@ -1,6 +1,4 @@
-"""What networks share as decoders and losses drive them: parameters raw or prepared, views, caches
-of layers.
-"""
+"""What networks share as decoders and losses drive them: parameters, views, caches of layers."""
 
 import dataclasses
 import functools
@@ -20,13 +18,12 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.rope import rotation
-from paradec_jax.nn.visibility import RULES, Seen, View, by_block
+from paradec_jax.nn.visibility import RULES, Seen, Stream, View, by_block
 from paradec_jax.sharding.rules import gathered
 
-Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
-PRODUCTS = re.compile(
-    "(^|/)(attention|mlp)/|^(adapter|fusion|head)$"
-)  # paths of matrices that meet rows
+Inputs = Int[Array, "B W"] | Stream  # tokens, or a vector in the place of each
+# Paths of matrices that meet rows.
+PRODUCTS = re.compile("(^|/)(attention|mlp)/|^(adapter|fusion|head)$")
 
 
 def raw(params: Any) -> Any:
@@ -70,9 +67,7 @@ class ModelNetwork:
 
     @classmethod
     def init_params(cls, config: Any, key: Array) -> dict[str, Any]:
-        """Random parameters: biases 0 and gains 1, matrices as the blocks of `config` are drawn
-        (`nn.blocks`).
-        """
+        """Random parameters: biases 0, gains 1, matrices as `nn.blocks` draws them."""
         return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     @property
@@ -92,9 +87,7 @@ class ModelNetwork:
 
     @property
     def visibility(self) -> str:
-        """What a position sees: "causal" no later one, "block" its block and the ones before it,
-        "full" all.
-        """
+        """What a position sees: "causal" no later one, "block" none of a later block, "full" all."""
         return self.config.visibility
 
     @property
@@ -110,11 +103,12 @@ class ModelNetwork:
         """
         if isinstance(params, Prepared):
             return params
-        dtype, kept = jnp.dtype(self.config.dtype), _cast(params, self.config.dtype)
+        dtype = jnp.dtype(self.config.dtype)
+        prepared = _cast(params, dtype)
         tied = getattr(self.config, "tie_embeddings", False)
         if tied and (cpu_layouts() or params["embedding"].dtype != dtype):
-            kept["head"] = _laid_out(params["embedding"], dtype)
-        return Prepared(kept)
+            prepared["head"] = _laid_out(params["embedding"], dtype)
+        return Prepared(prepared)
 
     def apply(self, params: Any, method: Callable, *args: Any) -> Any:
         """A method of the Linen module on raw or prepared parameters."""
@@ -126,9 +120,7 @@ class ModelNetwork:
         return raw(params)["embedding"]
 
     def output(self, params: Any) -> Any:
-        """Parameters for `logits` alone, made in chunks by a loss: the output matrix is cast and
-        gathered once.
-        """
+        """Parameters for `logits` alone: the output matrix is cast and gathered once."""
         if isinstance(params, Prepared):
             return params
         name, names = (
@@ -145,14 +137,10 @@ class ModelNetwork:
 
 @dataclasses.dataclass(frozen=True)
 class KVNetwork(ModelNetwork):
-    """A network with a cache; unless a subclass says otherwise, of the keys and values of each
-    layer once.
-    """
+    """A network with a cache, by default of the keys and values of each layer."""
 
     def init_cache(self, keys: Array, size: int) -> Any:
-        """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is
-        drawn.
-        """
+        """An empty cache for `size` positions of each row; `keys` [B] only count the rows."""
         c, dtype = self.config, kv_cache.stored(self.config.dtype)
         return tuple(
             kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers)
@@ -189,9 +177,8 @@ class KVNetwork(ModelNetwork):
         near = positions if c.windows else None
         if prefix is None or prefix.visible is None:
             return View(angles, mask, positions=near)
-        return View(
-            angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)), near
-        )
+        seen = masks.visible(prefix.visible, kv_cache.size(prefix.kv))
+        return View(angles, mask, prefix.kv, seen, near)
 
 
 @functools.lru_cache
@@ -201,7 +188,7 @@ def _traced(module: Any, config: Any, x64: bool) -> dict[str, Any]:
     return jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
 
 
-def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+def _cast(params: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
     """The tree with its matrices in the dtype of their products; every other leaf as it is.
 
     For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to
@@ -211,23 +198,18 @@ def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
         part = jax.tree_util.keystr(path, simple=True, separator="/")
         if leaf.ndim > 1 and PRODUCTS.search(part):
-            return jnp.dtype(dtype)
+            return dtype
         table = part == "embedding" and cpu_layouts()
         return jnp.promote_types(leaf.dtype, jnp.float32) if table else leaf.dtype
 
     flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
-    dtypes = [wanted(*each) for each in flat]
-    others = {
-        i: to
-        for i, (to, (_, leaf)) in enumerate(zip(dtypes, flat, strict=True))
-        if to != leaf.dtype
-    }
-    if not others:
-        return dict(params)
-    made = dict(
-        zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True)
-    )
-    return jax.tree.unflatten(tree, [made.get(i, leaf) for i, (_, leaf) in enumerate(flat)])
+    leaves, dtypes = [leaf for _, leaf in flat], [wanted(*each) for each in flat]
+    others = [i for i, leaf in enumerate(leaves) if dtypes[i] != leaf.dtype]
+    if others:
+        cast = _astype([leaves[i] for i in others], tuple(dtypes[i] for i in others))
+        for i, leaf in zip(others, cast, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(tree, leaves)
 
 
 @functools.partial(jax.jit, static_argnums=1)

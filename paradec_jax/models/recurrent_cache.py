@@ -42,9 +42,7 @@ class RecurrentKV:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecurrentCache:
-    """Keys and values of a whole buffer, and the latent state that each position starts from, [B,
-    S, D].
-    """
+    """Keys and values of a whole buffer, and the latent that each position starts from."""
 
     kv: RecurrentKV
     initial: Float[Array, "B S D"]
@@ -98,8 +96,8 @@ def store(
 
     def put(old: Array, fresh: Array) -> Array:
         slot = old if mode == "shared" else lax.dynamic_index_in_dim(old, index, 1, keepdims=False)
-        kept = fresh if rows is None else jnp.where(rows[:, None, None, None], fresh, slot)
-        return kept if mode == "shared" else lax.dynamic_update_index_in_dim(old, kept, index, 1)
+        new = fresh if rows is None else jnp.where(rows[:, None, None, None], fresh, slot)
+        return new if mode == "shared" else lax.dynamic_update_index_in_dim(old, new, index, 1)
 
     return dataclasses.replace(window, core=jax.tree.map(put, window.core, core), depth=depth)
 

@@ -8,51 +8,39 @@ out::
     logits = norm(coda(norm(s))) embedding^T
 """
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models.network import Inputs
-from paradec_jax.nn.blocks import SandwichBlock, parameter, rms_norm, truncated_normal
+from paradec_jax.nn.blocks import SandwichBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import Layers
+from paradec_jax.nn.ends import Ends
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.scan import in_turn, reading
-from paradec_jax.nn.visibility import View, whole_text
+from paradec_jax.nn.visibility import Stream, View, whole_text
 
 
-class RecurrentDepth(nn.Module):
+class RecurrentDepth(Ends):
     """Names the parameters; the three public parts are pure functions of them.
 
     Parameters: `embedding` [V, D], `prelude_i`, `core_i`, `coda_i` (sandwich blocks), `adapter`
-      [2D, D] (state
-    rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding.
-
-    Attributes:
-      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it
-        is there.
+    [2D, D] (state rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not
+    the embedding.
     """
 
     config: RecurrentDepthConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
         init, block = truncated_normal(c.init_std), rematerialised(SandwichBlock, c.remat)
-        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width), c.param_dtype)
+        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width))
         self.prelude = [block(c) for _ in range(c.prelude_layers)]
-        self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width), c.param_dtype)
+        self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width))
         self.core = [block(c) for _ in range(c.core_layers)]
         self.coda = [block(c) for _ in range(c.coda_layers)]
-        self.final_norm = parameter(
-            self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype
-        )
-        self.has_head = not c.tie_embeddings or (
-            self.prepared and self.has_variable("params", "head")
-        )
-        if self.has_head:
-            self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
+        self.end()
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
@@ -62,10 +50,8 @@ class RecurrentDepth(nn.Module):
         hidden, _ = self.readout(state, view)
         return self.logits(hidden)
 
-    def embed(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
-        """Prelude output e, constant through all recurrences, of tokens or of vectors in their
-        place.
-        """
+    def embed(self, tokens: Inputs, view: View) -> tuple[Stream, Layers]:
+        """Prelude output e of tokens, or of vectors in their place."""
         dtype = jnp.dtype(self.config.dtype)
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
@@ -73,27 +59,17 @@ class RecurrentDepth(nn.Module):
 
     def iterate(
         self,
-        state: Float[Array, "B W D"],
-        e: Float[Array, "B W D"],
+        state: Stream,
+        e: Stream,
         view: View,
         prefix: Layers | None = None,
-    ) -> tuple[Float[Array, "B W D"], Layers]:
+    ) -> tuple[Stream, Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
         return in_turn(reading(view), x, self.core, prefix)
 
-    def readout(
-        self, state: Float[Array, "B W D"], view: View
-    ) -> tuple[Float[Array, "B W D"], Layers]:
+    def readout(self, state: Stream, view: View) -> tuple[Stream, Layers]:
         """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""
         x = self.normalise(state)
         x, kv = in_turn(reading(view), x, self.coda, view.cache.coda if view.cache else None)
         return self.normalise(x), kv
-
-    def normalise(self, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
-        """The final norm, which reads a state out and ends the coda."""
-        return rms_norm(state, self.final_norm, self.config.norm_eps)
-
-    def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores, factors in the model's dtype, sums and scores in at least float32."""
-        return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)

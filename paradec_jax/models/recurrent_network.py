@@ -1,9 +1,6 @@
-"""The recurrent-depth transformer as decoders and losses drive it: whole, or taken apart into its
-three parts.
-"""
+"""The recurrent-depth transformer as decoders and losses drive it: whole, or in its three parts."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +16,7 @@ from paradec_jax.models.network import Inputs, KVNetwork
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.nn.cache import stored
-from paradec_jax.nn.visibility import Seen, View
+from paradec_jax.nn.visibility import Seen, Stream, View
 from paradec_jax.sharding import axes
 
 # Recurrences of a decoding step are unrolled up to this many layers.
@@ -45,9 +42,8 @@ class RecurrentDepthNetwork(KVNetwork):
     linen: ClassVar[Any] = RecurrentDepth
     table: ClassVar[Any] = axes.RECURRENT
     parts: ClassVar[Any] = {part: f"{part}_layers" for part in ("prelude", "core", "coda")}
-    counters: ClassVar[tuple[str, ...]] = (
-        "recurrences",
-    )  # passes of the core, one after the other
+    # Passes of the core, one after the other.
+    counters: ClassVar[tuple[str, ...]] = ("recurrences",)
 
     def __post_init__(self) -> None:
         check_words(self, cache=CACHE_MODES)
@@ -87,30 +83,27 @@ class RecurrentDepthNetwork(KVNetwork):
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        empty = recurrent_cache.empty(
-            self.config, self._room, len(keys), size, stored(self.config.dtype)
-        )
+        dtype = stored(self.config.dtype)
+        empty = recurrent_cache.empty(self.config, self._room, len(keys), size, dtype)
         depth = jnp.zeros((len(keys), size), jnp.int32)
         return RecurrentCache(dataclasses.replace(empty, depth=depth), initial)
 
-    def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Stream:
         """The initial latents of these positions."""
         return jnp.take_along_axis(cache.initial, positions[..., None], axis=1)
 
     def start_from(
-        self, cache: RecurrentCache, states: Float[Array, "B W D"], at: Int[Array, "B"]
+        self, cache: RecurrentCache, states: Stream, at: Int[Array, "B"]
     ) -> RecurrentCache:
         """The cache in which positions `at .. at + W - 1` start from these latents."""
         put = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p, 0)))
-        return dataclasses.replace(
-            cache, initial=put(cache.initial, states.astype(cache.initial.dtype), at)
-        )
+        initial = put(cache.initial, states.astype(cache.initial.dtype), at)
+        return dataclasses.replace(cache, initial=initial)
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        return recurrent_cache.empty(
-            self.config, self._room, batch, width, jnp.dtype(self.config.dtype)
-        )
+        dtype = jnp.dtype(self.config.dtype)
+        return recurrent_cache.empty(self.config, self._room, batch, width, dtype)
 
     @property
     def _room(self) -> tuple[int, ...]:
@@ -128,49 +121,37 @@ class RecurrentDepthNetwork(KVNetwork):
     def view(
         self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
     ) -> View:
-        """As of other networks; of the cache a window sees the keys and values, not the initial
-        latents.
-        """
+        """As of other networks; a window sees the keys and values of the cache, not its latents."""
         if prefix is not None:
             prefix = Prefix(prefix.kv.kv, prefix.visible)
         return super().view(positions, prefix, mask)
 
-    def initial_state(
-        self, keys: Array, scale: Float[Array, ""] | float = 1.0
-    ) -> Float[Array, "B W D"]:
-        """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one
-        key each.
-        """
+    def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Stream:
+        """States `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`."""
         c = self.config
         std = c.width**0.5 * c.init_std
-        draw = functools.partial(
-            jax.random.truncated_normal, lower=-3.0, upper=3.0, shape=(c.width,)
-        )
-        draws = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, c.width)
+        draw = jax.vmap(lambda key: jax.random.truncated_normal(key, -3.0, 3.0, (c.width,)))
+        draws = draw(keys.reshape(-1)).reshape(*keys.shape, c.width)
         return (draws * std * scale).astype(c.dtype)
 
     def embed(
         self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
-    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys
-        and values.
-        """
+    ) -> tuple[Stream, RecurrentKV]:
+        """Prelude output e of tokens or vectors, and the window with the prelude's keys and values."""
         e, kv = self.apply(params, RecurrentDepth.embed, inputs, view)
         return e, dataclasses.replace(window, prelude=kv)
 
     def iterate(
         self,
         params: Any,
-        state: Float[Array, "B W D"],
-        e: Float[Array, "B W D"],
+        state: Stream,
+        e: Stream,
         view: View,
         window: RecurrentKV,
         index: Int[Array, ""] | int,
         rows: Bool[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those
-        that move.
-        """
+    ) -> tuple[Stream, RecurrentKV]:
+        """One recurrence of the window, the `index`-th; only `rows` move, all by default."""
         prefix = None
         if view.cache is not None and view.prefix_mask is not None:
             prefix, mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
@@ -183,12 +164,12 @@ class RecurrentDepthNetwork(KVNetwork):
     def recur(
         self,
         params: Any,
-        state: Float[Array, "B W D"],
-        e: Float[Array, "B W D"],
+        state: Stream,
+        e: Stream,
         view: View,
         window: RecurrentKV,
         recurrences: int,
-    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
+    ) -> tuple[Stream, RecurrentKV]:
         """`recurrences` recurrences of the window, the first of them with index 0."""
 
         def body(
@@ -201,12 +182,8 @@ class RecurrentDepthNetwork(KVNetwork):
             unroll = max(1, min(recurrences, UNROLLED_LAYERS // self.config.core_layers))
         return lax.scan(body, (state, window), jnp.arange(recurrences), unroll=unroll)[0]
 
-    def readout(
-        self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
-    ) -> Forward:
-        """Ends a call: hidden states, the window with the coda's keys and values, and its
-        recurrences.
-        """
+    def readout(self, params: Any, state: Stream, view: View, window: RecurrentKV) -> Forward:
+        """Ends a call: hidden states, the window with the coda's keys and values, recurrences."""
         hidden, kv = self.apply(params, RecurrentDepth.readout, state, view)
         return Forward(hidden, dataclasses.replace(window, coda=kv), {"recurrences": window.depth})
 
@@ -242,10 +219,10 @@ class RecurrentDepthNetwork(KVNetwork):
         params: Any,
         inputs: Inputs,
         positions: Int[Array, "B W"],
-        states: Float[Array, "B W D"],
+        states: Stream,
         prefix: Prefix | None = None,
         mask: Seen | None = None,
-    ) -> tuple[Forward, Float[Array, "B W D"]]:
+    ) -> tuple[Forward, Stream]:
         """As `forward` from given latents; returns the latents after the last recurrence as well."""
         view = self.view(positions, prefix, mask)
         e, window = self.embed(params, inputs, view, self.empty_window(*positions.shape))

@@ -16,7 +16,6 @@ import functools
 import math
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -24,79 +23,57 @@ from paradec_jax.config import TransformerConfig
 from paradec_jax.config.bounds import MOST
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import Inputs, KVNetwork
-from paradec_jax.nn.blocks import PreNormBlock, parameter, rms_norm, truncated_normal
+from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import Layers
-from paradec_jax.nn.products import dense
+from paradec_jax.nn.ends import Ends
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.scan import in_turn, reading, scanned, traced_once
-from paradec_jax.nn.visibility import Seen, View, whole_text
+from paradec_jax.nn.visibility import Seen, Stream, View, whole_text
 from paradec_jax.sharding import axes
 
 
-class Transformer(nn.Module):
-    """Names the parameters.
+class Transformer(Ends):
+    """Names the parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and
+    `head` [D, V] where the output matrix is not the embedding.
 
-    Parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and `head` [D, V]
-      where the
-    output matrix is not the embedding.
-
-    Attributes:
-      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it
-        is there, and no loop over layers stacks their caches.
+    Where parameters are prepared, no loop over layers stacks their caches.
     """
 
     config: TransformerConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.block = rematerialised(PreNormBlock, c.remat)
         # A tied embedding must be small, or the first logits are large; one of its kv starts at the
         # scale of a normalised stream, so that what the blocks add does not drown it.
-        of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
-        self.embedding = parameter(
-            self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype
-        )
+        init = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
+        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width))
         self.layer = [self.block(c) for _ in range(c.layers)]
-        self.final_norm = parameter(
-            self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype
-        )
-        self.has_head = not c.tie_embeddings or (
-            self.prepared and self.has_variable("params", "head")
-        )
-        if self.has_head:
-            init = truncated_normal(c.init_std)
-            self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
+        self.end()
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """Logits of whole texts, in one pass without a cache."""
         return self.logits(self.hidden(tokens, whole_text(self.config, tokens.shape))[0])
 
-    def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
-        """Hidden states of a window, normalised for the output matrix, and the window's keys and
-        values.
-        """
-        c, own = self.config, view.cache
+    def hidden(self, tokens: Inputs, view: View) -> tuple[Stream, Layers]:
+        """Normalised hidden states of a window, and the window's keys and values."""
+        c, given = self.config, view.cache
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one
         # prepares parameters.
-        scan = c.scan_layers and (own is None or not self.prepared)
+        scan = c.scan_layers and (given is None or not self.prepared)
         if view.positions is not None:
             # A loop has one program for all layers, so each of them needs a number.
             windows = [(window or MOST) if scan else window for window in c.windows]
-            own = list(zip(own or [None] * c.layers, windows, strict=True))
+            given = list(zip(given or [None] * c.layers, windows, strict=True))
         if self.is_initializing() or not (scan or self.prepared):
-            x, kv = in_turn(reading(view), x, self.layer, own)
+            x, kv = in_turn(reading(view), x, self.layer, given)
         else:
             layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
             through = functools.partial(scanned, dtype=c.dtype) if scan else traced_once
-            x, kv = through(reading(view), x, self.block(c, parent=None), layers, own=own)
-        return rms_norm(x, self.final_norm, c.norm_eps), kv
-
-    def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores, factors in the model's dtype, sums and scores in at least float32."""
-        return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
+            x, kv = through(reading(view), x, self.block(c, parent=None), layers, given=given)
+        return self.normalise(x), kv
 
 
 @dataclasses.dataclass(frozen=True)

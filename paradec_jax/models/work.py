@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from paradec_jax.sharding import axes
 
 BACKWARD = 2  # times the operations of the forward pass
-Flops = Callable[
-    [Mapping[str, Any], Mapping[str, float]], int | float
-]  # of a batch and the loss's metrics
+# Of a batch and the loss's metrics.
+Flops = Callable[[Mapping[str, Any], Mapping[str, float]], int | float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +52,8 @@ def call_work(
     near = sum(context if window is None else min(context, window - 1) for window in reach)
     seen = sum(min(context + positions, window or context + positions) for window in reach)
     cached = 2 * near * c.kv_heads * c.head_dim * batch
-    moved = (weights + head) * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(
-        c.dtype
-    ).itemsize
+    of_weights, of_cache = jnp.dtype(c.param_dtype).itemsize, jnp.dtype(c.dtype).itemsize
+    moved = (weights + head) * of_weights + cached * of_cache
     attention = 4 * c.heads * c.head_dim * rows * seen
     scored = rows if logits is None else round(batch * logits)
     return Work(moved, 2 * weights * rows + 2 * head * scored + attention)
@@ -114,9 +112,7 @@ def update_flops(
 
 
 def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
-    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that
-    the loss logs.
-    """
+    """`update_flops` of `tokens` [B, T] at the logged recurrence, for `Log(flops=)`."""
 
     def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
         rows, length = batch["tokens"].shape

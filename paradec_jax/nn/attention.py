@@ -1,17 +1,16 @@
 """Attention of a window over a cached prefix and over itself, and who computes it.
 
-=========
-==================================================================================================
-dense      all scores at once, [B, H, W, S + W]
-blocked    `QUERIES` queries at a time, or fewer (`SCORES`), their scores anew going backward; short windows as dense
-cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
-           positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as
-           blocked
-splash     JAX's Pallas kernel for TPUs, which keeps none either and skips what nobody sees: in long windows without a
-           cache, causal or full by a rule, positions and channels multiples of 128; elsewhere as
-           blocked
-=========
-==================================================================================================
+::
+
+    dense      all scores at once, [B, H, W, S + W]
+    blocked    `QUERIES` queries at a time, or fewer (`SCORES`), their scores anew going backward;
+               short windows as dense
+    cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits,
+               for an even number of positions without a cache and at most 128 channels a head, a
+               multiple of 8; elsewhere as blocked
+    splash     JAX's Pallas kernel for TPUs, which keeps none either and skips what nobody sees: in
+               long windows without a cache, causal or full by a rule, positions and channels
+               multiples of 128; elsewhere as blocked
 """
 
 import functools
@@ -33,9 +32,8 @@ from paradec_jax.sharding.rules import row_axes, sizes_in_force
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 QUERIES = 256  # of a long window whose scores are in memory at once
-SCORES = (
-    2**27
-)  # that a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time
+# That a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time.
+SCORES = 2**27
 LANES = 128  # of a TPU: channels and positions of its kernel come in multiples of it
 
 
@@ -64,24 +62,20 @@ def attention(
     width, channels = q.shape[2:]
     seen = FULL if seen is None else seen
     alone = prefix is None or prefix_mask is None
+    if alone:
+        prefix = prefix_mask = None
     if backend == "cudnn" and alone and cudnn_attention():
         sixteen = q.dtype in (jnp.bfloat16, jnp.float16)
         if sixteen and channels % 8 == 0 and channels <= 128 and width % 2 == 0:
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
-    lanes = not (width % LANES or channels % LANES)
-    if (
-        backend == "splash"
-        and alone
-        and lanes
-        and isinstance(seen, Rule)
-        and seen.name in ("causal", "full")
-    ):
+    splits = backend == "splash" and alone and not (width % LANES or channels % LANES)
+    if splits and isinstance(seen, Rule) and seen.name in ("causal", "full"):
         kernel = functools.partial(splash, seen=seen)
         elsewhere = functools.partial(_blocked, seen=seen, prefix=None, prefix_mask=None)
         return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
-    return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
+    return _blocked(q, window, seen, prefix, prefix_mask)
 
 
 def attend(
@@ -121,9 +115,7 @@ def attend(
 
 
 def once(rule: Rule, width: int, backend: str) -> Seen:
-    """The rule's mask where the backend wants it whole, so that it is made once for all layers;
-    else the rule.
-    """
+    """The rule, or its mask where the backend wants it whole: so it is made once for all layers."""
     whole = backend == "dense" or (backend != "cudnn" and width <= QUERIES)
     return rule.mask(width) if whole else rule
 
@@ -135,9 +127,7 @@ def _blocked(
     prefix: KV | None,
     prefix_mask: PrefixMask | None,
 ) -> Float[Array, "B H W C"]:
-    """As `attend`, of some queries at a time; what they see of the window is made with them from a
-    rule.
-    """
+    """As `attend`, of some queries at a time; from a rule each part makes what it sees."""
     width = q.shape[2]
     count = _at_a_time(q.shape, width + (0 if prefix is None else prefix.k.shape[-1]))
     extra = -width % count
@@ -163,9 +153,7 @@ def _blocked(
 
 
 def _at_a_time(shape: tuple[int, ...], keys: int) -> int:
-    """Queries of a block: `QUERIES`, halved while a device's scores are more than `SCORES`, but 32
-    or more.
-    """
+    """Queries of a block: `QUERIES`, halved down to 32 while a device's scores exceed `SCORES`."""
     (rows, heads), sizes = shape[:2], sizes_in_force()
     tensor = sizes.get("tensor", 1)
     heads //= 1 if heads % tensor else tensor

@@ -1,6 +1,4 @@
-"""Transformer blocks. Linen names the parameters and does nothing else; blocks read a shape of
-`config.shapes`.
-"""
+"""Transformer blocks, which read a shape of `config.shapes`; Linen names the parameters alone."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import rotate, rotate_halves
-from paradec_jax.nn.visibility import View
+from paradec_jax.nn.visibility import Stream, View
 from paradec_jax.sharding.rules import by_rows
 
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
@@ -62,64 +60,60 @@ def drawn(config: Any, std: float) -> Callable[..., Array]:
 
 
 def parameter(
-    module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], dtype: str
+    module: Any,
+    name: str,
+    init: Callable[..., Array],
+    shape: tuple[int, ...],
+    dtype: str | None = None,
 ) -> Any:
     """As `module.param`, which traces `init` in every call to learn the shape of a parameter that
-    is there.
+    is there; of the config's dtype of parameters where no other is given.
 
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
-    known: Any = module.get_variable("params", name)
-    return (
-        known if getattr(known, "shape", None) == shape else module.param(name, init, shape, dtype)
-    )
+    known = module.get_variable("params", name)
+    if getattr(known, "shape", None) == shape:
+        return known
+    return module.param(name, init, shape, dtype or module.config.param_dtype)
+
+
+def ones(module: Any, name: str, *shape: int) -> Any:
+    """A parameter that begins as ones, such as a norm's gain."""
+    return parameter(module, name, nn.initializers.ones, shape)
+
+
+def zeros(module: Any, name: str, *shape: int) -> Any:
+    """A parameter that begins as zeros, such as a bias."""
+    return parameter(module, name, nn.initializers.zeros, shape)
 
 
 class Attention(nn.Module):
     """Multi-head attention; G key-value heads serve H query heads (grouped queries where G < H).
 
     Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them
-      `q_bias` [H, C],
-    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C], `out_bias` [D]. Bias, norm and rotation
-    follow each other; cached keys have passed all three.
+    `q_bias` [H, C], `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C], `out_bias` [D]. Bias,
+    norm and rotation follow each other; cached keys have passed all three.
     """
 
     config: Any
 
     def setup(self) -> None:
         c = self.config
-        self.rows = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
-        into, ones = drawn(c, c.init_std), nn.initializers.ones
+        rows, into = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}, drawn(c, c.init_std)
         self.matrices = {
-            name: parameter(self, name, into, (c.width, rows, c.head_dim), c.param_dtype)
-            for name, rows in self.rows.items()
+            name: parameter(self, name, into, (c.width, count, c.head_dim))
+            for name, count in rows.items()
         }
-        self.bias = {
-            name: parameter(
-                self,
-                f"{name}_bias",
-                nn.initializers.zeros,
-                (self.rows[name], c.head_dim),
-                c.param_dtype,
-            )
-            for name in c.biases
-        }
-        self.gains = {
-            name: parameter(self, f"{name}_norm", ones, (c.head_dim,), c.param_dtype)
-            for name in "qk" * c.qk_norm
-        }
+        self.bias = {n: zeros(self, f"{n}_bias", rows[n], c.head_dim) for n in c.biases}
+        self.gains = {n: ones(self, f"{n}_norm", c.head_dim) for n in "qk" * c.qk_norm}
         out_shape = (c.heads, c.head_dim, c.width)
-        self.out = parameter(self, "out", drawn(c, c.out_std), out_shape, c.param_dtype)
+        self.out = parameter(self, "out", drawn(c, c.out_std), out_shape)
         if c.out_bias:
-            self.out_bias = parameter(
-                self, "out_bias", nn.initializers.zeros, (c.width,), c.param_dtype
-            )
+            self.out_bias = zeros(self, "out_bias", c.width)
 
-    def __call__(
-        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
-    ) -> tuple[Float[Array, "B W D"], KV]:
-        """The attended window and its own keys and values; `prefix` is what this layer has cached."""
+    def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
+        """The attended window and its keys and values; `prefix` is what this layer has cached."""
         turn = ROTATIONS[self.config.rotation]
         heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
         for name, weight in self.matrices.items():
@@ -131,9 +125,8 @@ class Attention(nn.Module):
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
         kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
         queries = turn(heads["q"], view.angles)
-        mixed = attention(
-            queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention
-        )
+        backend = self.config.attention
+        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=backend)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
         out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
         return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
@@ -143,8 +136,7 @@ class GatedMLP(nn.Module):
     """Gated MLP `W_down (silu(W_gate x) * (W_up x))`.
 
     Parameters: `gate` and `up` [D, F], `down` [F, D], and where the config has them `gate_bias` and
-      `up_bias` [F] and
-    `down_bias` [D], added to the product of that name.
+    `up_bias` [F] and `down_bias` [D], added to the product of that name.
     """
 
     config: Any
@@ -152,20 +144,13 @@ class GatedMLP(nn.Module):
     def setup(self) -> None:
         c = self.config
         into, shape = drawn(c, c.init_std), (c.width, c.feed_forward)
-        self.gate = parameter(self, "gate", into, shape, c.param_dtype)
-        self.up = parameter(self, "up", into, shape, c.param_dtype)
-        self.down = parameter(self, "down", drawn(c, c.out_std), shape[::-1], c.param_dtype)
-        self.bias = {
-            name: parameter(self, f"{name}_bias", nn.initializers.zeros, (size,), c.param_dtype)
-            for name, size in {
-                "gate": c.feed_forward,
-                "up": c.feed_forward,
-                "down": c.width,
-            }.items()
-            if c.mlp_bias
-        }
+        self.gate = parameter(self, "gate", into, shape)
+        self.up = parameter(self, "up", into, shape)
+        self.down = parameter(self, "down", drawn(c, c.out_std), shape[::-1])
+        sizes = {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}
+        self.bias = {n: zeros(self, f"{n}_bias", sizes[n]) for n in sizes if c.mlp_bias}
 
-    def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    def __call__(self, x: Stream) -> Stream:
         """The branch's output, without the residual sum."""
 
         def product(name: str, x: Array, weight: Array) -> Array:
@@ -189,23 +174,19 @@ class SandwichBlock(nn.Module):
     config: Any
 
     def setup(self) -> None:
-        c, ones = self.config, nn.initializers.ones
-        self.gains = [
-            parameter(self, f"norm_{i}", ones, (c.width,), c.param_dtype) for i in range(1, 5)
-        ]
+        c = self.config
+        self.gains = [ones(self, f"norm_{i}", c.width) for i in range(1, 5)]
         self.attention = Attention(c)
         self.mlp = GatedMLP(c)
 
-    def __call__(
-        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
-    ) -> tuple[Float[Array, "B W D"], KV]:
+    def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The block's output and the window's keys and values."""
         x = block_input(by_rows(x))
         mixed, kv = self.attention(self.norm(1, x), view, prefix)
         x = self.norm(2, x + mixed)
         return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), kv
 
-    def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    def norm(self, which: int, x: Stream) -> Stream:
         """The `which`-th of the four norms."""
         return rms_norm(x, self.gains[which - 1], self.config.norm_eps)
 
@@ -222,15 +203,13 @@ class PreNormBlock(nn.Module):
     config: Any
 
     def setup(self) -> None:
-        c, ones = self.config, nn.initializers.ones
-        self.attention_norm = parameter(self, "attention_norm", ones, (c.width,), c.param_dtype)
+        c = self.config
+        self.attention_norm = ones(self, "attention_norm", c.width)
         self.attention = Attention(c)
-        self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
+        self.mlp_norm = ones(self, "mlp_norm", c.width)
         self.mlp = GatedMLP(c)
 
-    def __call__(
-        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
-    ) -> tuple[Float[Array, "B W D"], KV]:
+    def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The block's output and the window's keys and values."""
         x, eps = block_input(by_rows(x)), self.config.norm_eps
         mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)

@@ -48,9 +48,7 @@ def stored(dtype: str) -> jnp.dtype:
 def empty(
     batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
 ) -> KV:
-    """Zeros for `size` positions, keys and values each a buffer of its own; on a mesh by rows and
-    heads.
-    """
+    """Zeros for `size` positions; on a mesh by rows and heads."""
     rows = (batch, *slots, heads)
     return on_mesh(
         KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
@@ -98,9 +96,7 @@ def widen(window: KV, width: int) -> KV:
 
 
 def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
-    """Positions `start .. start + width - 1` of each row's window, for instance one of several
-    candidates.
-    """
+    """Positions `start .. start + width - 1` of each row's window, as of one candidate."""
 
     def of_row(k: Array, v: Array, at: Array) -> tuple[Array, Array]:
         return (
@@ -112,9 +108,7 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
 
 
 def each_kv(change: Callable[..., KV], tree: Any, *others: Any) -> Any:
-    """A tree with each of its KVs changed, those of trees like it given beside them; its other
-    leaves stay.
-    """
+    """A tree with each KV changed, given those of trees like it beside it; other leaves stay."""
 
     def changed(x: Any, *rest: Any) -> Any:
         return change(x, *rest) if isinstance(x, KV) else x

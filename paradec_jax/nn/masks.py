@@ -53,7 +53,7 @@ def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array
       positions: absolute; blocks count from position 0, so a window may begin inside one.
       block: tokens of a block, of all rows or of each.
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] >= of[:, None]
 
 
@@ -69,7 +69,7 @@ def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Arr
         . . x x .
         . . . . x
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] == of[:, None]
 
 
@@ -85,16 +85,16 @@ def strictly_before(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Ar
         x x . . .
         x x x x .
     """
-    of = _block_of(positions, block)
+    of = block_of(positions, block)
     return of[:, :, None] > of[:, None]
 
 
-def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:
+def block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:
     """The number of each position's block."""
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
+def windows(inside: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
     """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees
     the first).
 
@@ -108,12 +108,12 @@ def windows(own: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, 
         x x . . x x
 
     Args:
-      own: what a window of w positions sees of itself.
+      inside: what a window of w positions sees of itself.
       sees: rows of each other one that each of R windows sees; W = R w.
     """
-    count, width = sees.shape[-1], len(own)
+    count, width = sees.shape[-1], len(inside)
     index = jnp.repeat(jnp.arange(count), width)
-    mask = jnp.tile(own, (count, count)) & (index[:, None] == index)
+    mask = jnp.tile(inside, (count, count)) & (index[:, None] == index)
     rows = (jnp.arange(width) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
     return mask | jnp.repeat(rows, width, axis=-2)
 
@@ -218,9 +218,8 @@ def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array
     """
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)
-    before_window = (
-        pair < (pair // window * window)[:, None]
-    )  # which keys a noisy query wants clean
+    # Which keys a noisy query wants clean.
+    before_window = pair < (pair // window * window)[:, None]
     wanted = jnp.where(clean[:, None] == 1, True, before_window)
     context = (pair < pair[:, None]) & ((clean == 1) == wanted)
     return causal(copy.shape[0]) & ((copy < 0) | (copy == copy[:, None]) | context)

@@ -1,6 +1,4 @@
-"""The transformer block of diffusion models: shifts, scales and gates of its branches are made from
-a vector.
-"""
+"""The transformer block of diffusion models, whose branches are modulated by a vector."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.blocks import Attention, layer_norm, parameter, uniform
+from paradec_jax.nn.blocks import Attention, layer_norm, ones, parameter, uniform, zeros
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
-from paradec_jax.nn.visibility import View
+from paradec_jax.nn.visibility import Stream, View
 from paradec_jax.sharding.rules import by_rows
 
 
@@ -54,20 +52,17 @@ class PlainMLP(nn.Module):
 
     def setup(self) -> None:
         c, shape = self.config, (self.config.width, self.config.feed_forward)
-        self.up = parameter(self, "up", uniform(c.init_std), shape, c.param_dtype)
-        self.up_bias = parameter(
-            self, "up_bias", uniform(shape[0] ** -0.5), shape[1:], c.param_dtype
-        )
-        bound = shape[1] ** -0.5
-        self.down = parameter(self, "down", uniform(bound), shape[::-1], c.param_dtype)
-        self.down_bias = parameter(self, "down_bias", uniform(bound), shape[:1], c.param_dtype)
+        self.up = parameter(self, "up", uniform(c.init_std), shape)
+        self.up_bias = parameter(self, "up_bias", uniform(shape[0] ** -0.5), shape[1:])
+        init = uniform(shape[1] ** -0.5)
+        self.down = parameter(self, "down", init, shape[::-1])
+        self.down_bias = parameter(self, "down_bias", init, shape[:1])
 
-    def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    def __call__(self, x: Stream) -> Stream:
         """The branch's output, without the residual sum."""
         inner = dense(x, self.up) + self.up_bias.astype(x.dtype)
-        return dense(jax.nn.gelu(inner, approximate=True), self.down) + self.down_bias.astype(
-            x.dtype
-        )
+        out = dense(jax.nn.gelu(inner, approximate=True), self.down)
+        return out + self.down_bias.astype(x.dtype)
 
 
 class ModulatedBlock(nn.Module):
@@ -90,36 +85,35 @@ class ModulatedBlock(nn.Module):
     prepared: bool = False
 
     def setup(self) -> None:
-        c, zeros, ones = self.config, nn.initializers.zeros, nn.initializers.ones
+        c = self.config
         if self.prepared:
-            self.constants = parameter(self, "constants", zeros, (6, c.width), "float32")
+            self.constants = zeros(self, "constants", 6, c.width)
         else:
-            self.attention_norm = parameter(self, "attention_norm", ones, (c.width,), c.param_dtype)
-            self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
-            shape = (c.conditioning, 6, c.width)
-            self.modulation = parameter(self, "modulation", zeros, shape, c.param_dtype)
-            self.modulation_bias = parameter(
-                self, "modulation_bias", zeros, shape[1:], c.param_dtype
-            )
+            self.attention_norm = ones(self, "attention_norm", c.width)
+            self.mlp_norm = ones(self, "mlp_norm", c.width)
+            self.modulation = zeros(self, "modulation", c.conditioning, 6, c.width)
+            self.modulation_bias = zeros(self, "modulation_bias", 6, c.width)
         self.attention = Attention(c)
         self.mlp = PlainMLP(c)
 
     def __call__(
         self,
-        x: Float[Array, "B W D"],
+        x: Stream,
         view: View,
         conditioning: Float[Array, "_ K"] | None = None,
         key: Array | None = None,
-    ) -> Float[Array, "B W D"]:
-        """The block's output; prepared parameters need no conditioning, and without a key nothing
-        is dropped.
+    ) -> Stream:
+        """The block's output; without a key nothing is dropped.
+
+        Prepared parameters need no conditioning.
         """
         x = block_input(by_rows(x))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)
         mixed, _ = self.attention(self.normed(x, scale_1, shift_1), view)
-        x = x + gate_1 * self.kept(mixed, keys[0])
-        return by_rows(x + gate_2 * self.kept(self.mlp(self.normed(x, scale_2, shift_2)), keys[1]))
+        x = x + gate_1 * self.dropped(mixed, keys[0])
+        mixed = self.mlp(self.normed(x, scale_2, shift_2))
+        return by_rows(x + gate_2 * self.dropped(mixed, keys[1]))
 
     def vectors(self, conditioning: Array | None) -> tuple[Array, ...]:
         """Shift, scale and gate of each branch, [1, 1, D] or one a row."""
@@ -132,7 +126,7 @@ class ModulatedBlock(nn.Module):
         """A branch's input."""
         return (layer_norm(x, scale, self.config.norm_eps) + shift).astype(self.config.dtype)
 
-    def kept(self, branch: Array, key: Array | None) -> Array:
+    def dropped(self, branch: Array, key: Array | None) -> Array:
         """A branch's output after dropout, in the dtype of the stream."""
         branch = at_least_float32(branch)
         return branch if key is None else dropout(branch, key, self.config.dropout)

@@ -1,14 +1,11 @@
-"""Rematerialisation by name: what of a block is kept for the backward pass, and what is computed
-anew.
+"""Rematerialisation by name: what of a block is kept for the backward pass.
 
-=========
-=================================================================================================
-none       everything is kept
-layer      the block's input is kept
-dots       the outputs of its products with matrices too, so that norms, attention and activations are made anew
-offload    as `layer`, but the block's input waits in the host's memory
-=========
-=================================================================================================
+::
+
+    none       everything
+    layer      the block's input
+    dots       the outputs of its products with matrices too; norms, attention, activations are made anew
+    offload    as `layer`, but the block's input waits in the host's memory
 """
 
 from typing import Any
@@ -16,7 +13,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+
+from paradec_jax.nn.visibility import Stream
 
 INPUT = "block input"
 
@@ -38,9 +36,8 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
     if name == "offload":
         planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
         device = jax.devices()[0]
-        here = (
-            planned is None or planned.device_kind == device.device_kind
-        )  # else compiled for others
+        # Else the program is compiled for other devices.
+        here = planned is None or planned.device_kind == device.device_kind
         if here and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
             raise ValueError(
                 "remat 'offload' keeps arrays in the host's memory, which devices of kind "
@@ -56,6 +53,6 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
     return block
 
 
-def block_input(x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+def block_input(x: Stream) -> Stream:
     """Names the stream where it enters a block, for "offload"."""
     return checkpoint_name(x, INPUT)

@@ -1,6 +1,4 @@
-"""How a stream passes the blocks of a network: one by one, or by a loop that compiles one block and
-not each.
-"""
+"""How a stream passes the blocks of a network: one by one, or by a loop that compiles one of them."""
 
 import dataclasses
 import functools
@@ -10,30 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from paradec_jax.nn.visibility import View
+from paradec_jax.nn.visibility import Stream, View
 
-Stream = Float[Array, "B W D"]
-# (block, stream, what is the block's own) -> the stream after it, and what it leaves
+# (block, stream, what is given to the block) -> the stream after it, and what it leaves
 Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
 
 
 def in_turn(
-    call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None
+    call: Call, x: Stream, blocks: Sequence[Any], given: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
-    """`x` after all blocks, and what each leaves; `own` is what each has of its own, such as what
-    it has cached.
-    """
+    """`x` after all blocks, and what each leaves; `given` is what each reads, such as its cache."""
     left = []
-    for block, one in zip(blocks, [None] * len(blocks) if own is None else own, strict=True):
-        x, kept = call(block, x, one)
-        left.append(kept)
+    for block, one in zip(blocks, given or [None] * len(blocks), strict=True):
+        x, output = call(block, x, one)
+        left.append(output)
     return x, tuple(left)
 
 
 def traced_once(
-    call: Call, x: Stream, block: Any, layers: Sequence[Any], own: Sequence[Any] | None
+    call: Call, x: Stream, block: Any, layers: Sequence[Any], given: Sequence[Any] | None
 ) -> tuple[Stream, Any]:
     """As `in_turn`, of blocks of one shape: the first is traced, and the program repeats it for
     each layer.
@@ -48,11 +43,16 @@ def traced_once(
     def turn(params: Any, x: Stream, one: Any) -> tuple[Stream, Any]:
         return call(functools.partial(block.apply, {"params": params}), x, one)
 
-    return in_turn(turn, x, layers, own)
+    return in_turn(turn, x, layers, given)
 
 
 def scanned(
-    call: Call, x: Stream, block: Any, layers: Sequence[Any], dtype: str, own: Sequence[Any] | None
+    call: Call,
+    x: Stream,
+    block: Any,
+    layers: Sequence[Any],
+    dtype: str,
+    given: Sequence[Any] | None,
 ) -> tuple[Stream, Any]:
     """As `in_turn`, by a loop over the stacked parameters of blocks of one shape; `block` is one
     without a parent.
@@ -67,7 +67,7 @@ def scanned(
         return jnp.stack([leaf.astype(dtype) if product else leaf for leaf in leaves])
 
     stacked = jax.tree_util.tree_map_with_path(stack, *layers)
-    each = None if own is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+    each = None if given is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
 
     def turn(x: Stream, layer: tuple[Any, Any]) -> tuple[Stream, Any]:
         params, one = layer
@@ -78,12 +78,11 @@ def scanned(
 
 
 def reading(view: View) -> Call:
-    """How a block with a cache reads a window: what is its own are its cached keys and values, it
-    leaves new ones.
+    """How a block reads a window: it is given its cached keys and values, and leaves new ones.
 
-    Where layers have sliding windows, what is its own are cached keys and values, and its window.
+    Where layers have sliding windows, it is given its window beside them.
     """
     seen = dataclasses.replace(view, cache=None)  # each block is handed its part
     if view.positions is None:
         return lambda block, x, prefix: block(x, seen, prefix)
-    return lambda block, x, own: block(x, seen.within(own[1]), own[0])
+    return lambda block, x, given: block(x, seen.within(given[1]), given[0])

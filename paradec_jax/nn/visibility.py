@@ -1,17 +1,16 @@
-"""What a window sees: of itself by a rule, so that no mask [W, W] need lie in memory, and of a
-cache by a mask.
-"""
+"""What a window sees: of itself by a rule, which needs no mask [W, W], of a cache by a mask."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn import masks
 from paradec_jax.nn.rope import Rotation, rotation
 
+Stream = Float[Array, "B W D"]  # the states of a window on their way through the blocks
 PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
@@ -37,9 +36,7 @@ class Rule:
         return masks.causal(width) if self.name == "causal" else self.rows(jnp.arange(width), width)
 
     def rows(self, queries: Int[Array, "Q"], width: int) -> Bool[Array, "*B Q W"]:
-        """Which positions of the window these queries see; queries beyond the window may see
-        anything.
-        """
+        """Which positions of the window these queries see; those beyond it may see anything."""
         if self.name == "causal":
             return jnp.arange(width) <= queries[:, None]
         if self.blocks is None:
@@ -96,9 +93,7 @@ class View:
 
 
 def whole_text(config: Any, shape: tuple[int, ...]) -> View:
-    """The view of a window that begins a text and sees itself as the network does, of whole blocks
-    or causally.
-    """
+    """The view of a window that begins a text, by the visibility of the config."""
     positions = jnp.broadcast_to(jnp.arange(shape[1]), shape)
     seen = by_block(positions, config.block) if config.visibility == "block" else CAUSAL
     angles = rotation(positions, config.head_dim, config.rope_base, config.rope_scaling)
@@ -107,7 +102,7 @@ def whole_text(config: Any, shape: tuple[int, ...]) -> View:
 
 def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:
     """The rule of `masks.block_causal`."""
-    return Rule("block", positions // jnp.reshape(jnp.asarray(block), (-1, 1)))
+    return Rule("block", masks.block_of(positions, block))
 
 
 def mask_of(seen: Seen | None, width: int) -> Bool[Array, "*B W W"]:

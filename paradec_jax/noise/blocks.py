@@ -12,6 +12,7 @@ without a hidden token is drawn anew, ten times at most; then one of its labelle
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -82,32 +83,21 @@ class BlockNoise:
         forced = empty(hidden)[:, None] & (jnp.arange(labelled.shape[1]) == one[:, None])
         return Hidden(hidden.where | forced, hidden.probability)
 
-    def once(
-        self,
-        key: Array,
-        labelled: Bool[Array, "B T"],
-        samples: Int[Array, "B T"],
-        blocks: Int[Array, "B T"],
-    ) -> Hidden:
+    def once(self, key: Array, labelled: Array, samples: Array, blocks: Array) -> Hidden:
         """As `draw`, where a row may be left without a hidden token."""
         of_levels, of_tokens = jax.random.split(key)
-        levels, uniforms = (
-            jax.random.uniform(one, labelled.shape) for one in (of_levels, of_tokens)
-        )
-        if self.kind == "count":
-            # Of the n labelled tokens of a block the k with the smallest numbers, k = 1 +
-            # floor(level n).
-            count = jax.vmap(
-                lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1])
-            )
-            n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
-            k = jnp.minimum(
-                1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n
-            )
-            return Hidden(
-                labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1)
-            )
+        levels = jax.random.uniform(of_levels, labelled.shape)
+        uniforms = jax.random.uniform(of_tokens, labelled.shape)
+        # One level for each sample, or for each block.
         t = jnp.take_along_axis(levels, samples if self.kind == "sample" else blocks, axis=1)
+        if self.kind == "count":
+            # Of the n labelled tokens of a block the k with the smallest numbers.
+            count = jax.vmap(functools.partial(jax.ops.segment_sum, num_segments=labelled.shape[1]))
+            n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
+            # k ~ U{1 .. n}: 1 + floor(t n)
+            k = jnp.minimum(1 + (t * n).astype(jnp.int32), n)
+            smallest = _ranks(uniforms, labelled, blocks) < k
+            return Hidden(labelled & smallest, k / jnp.maximum(n, 1))
         probability = (1 - EPSILON) * t + EPSILON
         return Hidden(labelled & (uniforms < probability), probability)
 
@@ -133,8 +123,11 @@ def _ranks(
     # Blocks follow one another, so that a block keeps its place when tokens are sorted within
     # blocks.
     order = jnp.lexsort((jnp.where(where, uniforms, 2.0), blocks))
-    begins = jnp.concatenate(
-        [jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1
-    )
-    first = lax.cummax(jnp.where(begins, jnp.arange(blocks.shape[1]), 0), axis=1)
-    return jnp.argsort(order, axis=1) - first
+    places = jnp.where(first_of_each(blocks), jnp.arange(blocks.shape[1]), 0)
+    return jnp.argsort(order, axis=1) - lax.cummax(places, axis=1)
+
+
+def first_of_each(blocks: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+    """Which tokens begin a block, by the number of each token's block."""
+    after = blocks[:, 1:] != blocks[:, :-1]
+    return jnp.concatenate([jnp.ones_like(blocks[:, :1], bool), after], axis=1)

@@ -41,9 +41,7 @@ LINEAR, GEOMETRIC = 7.0, 1.0  # b, their largest noise
 
 
 class Formulas(NamedTuple):
-    """One schedule: m(t), w(t), the time of a mask probability, and the smallest and largest noise
-    of the bound.
-    """
+    """One schedule: m(t), w(t), the time of a mask probability, least and most noise."""
 
     probability: Callable[[Time], Time]
     weight: Callable[[Time], Time]

@@ -1,11 +1,15 @@
-"""Logical axes of every parameter, by path: what optimizers, cost estimates and sharding rules
-read.
+"""Logical axes of every parameter, by path, for optimizers, cost estimates and sharding rules.
 
-vocab      V, tokens          heads      H, query heads          mlp         F, inner width of the MLP
-embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
-embed_pair 2D, two vectors of width D side by side (latent state and prelude output, embedding and
-head input) conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors
-and two_vectors come of it
+::
+
+    vocab         V, tokens
+    embed         D, model width
+    embed_pair    2D, two vectors side by side (latent state and prelude output, embedding and hidden state)
+    heads         H, query heads
+    kv_heads      G, key-value heads
+    head_dim      C, channels of a head
+    mlp           F, inner width of the MLP
+    conditioning  K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
 """
 
 import dataclasses
@@ -35,88 +39,86 @@ class Axes:
     outputs: Names = ()
 
 
-def _matrix(inputs: Names, outputs: Names) -> Axes:
-    return Axes(inputs + outputs, inputs, outputs)
+def _axes(names: str, inputs: str = "", outputs: str = "") -> Axes:
+    return Axes(*(tuple(each.split()) for each in (names, inputs, outputs)))
 
 
-SHARED: dict[str, Axes] = {
-    r"^embedding$": Axes(("vocab", "embed")),
-    r"^head$": Axes(("embed", "vocab")),
-    r"attention/out$": _matrix(("heads", "head_dim"), ("embed",)),
-    r"mlp/(gate|up)$": _matrix(("embed",), ("mlp",)),
-    r"mlp/down$": _matrix(("mlp",), ("embed",)),
-    r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": Axes(("embed",)),
+SHARED = {
+    r"^embedding$": _axes("vocab embed"),
+    r"^head$": _axes("embed vocab"),
+    r"attention/out$": _axes("heads head_dim embed", "heads head_dim", "embed"),
+    r"mlp/(gate|up)$": _axes("embed mlp", "embed", "mlp"),
+    r"mlp/down$": _axes("mlp embed", "mlp", "embed"),
+    r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": _axes("embed"),
 }
-BIASES: dict[str, Axes] = {
-    r"attention/q_bias$": Axes(("heads", "head_dim")),
-    r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
+BIASES = {
+    r"attention/q_bias$": _axes("heads head_dim"),
+    r"attention/[kv]_bias$": _axes("kv_heads head_dim"),
 }
 # All query heads of a layer are one matrix to the optimizer of the recurrent models, and so are its
 # keys and values; in causal models each head is a matrix of its own. So the bundled models were
 # trained.
-RECURRENT: dict[str, Axes] = (
+RECURRENT = (
     SHARED
     | BIASES
     | {
-        r"attention/q$": _matrix(("embed",), ("heads", "head_dim")),
-        r"attention/[kv]$": _matrix(("embed",), ("kv_heads", "head_dim")),
-        r"^adapter$": _matrix(("embed_pair",), ("embed",)),
+        r"attention/q$": _axes("embed heads head_dim", "embed", "heads head_dim"),
+        r"attention/[kv]$": _axes("embed kv_heads head_dim", "embed", "kv_heads head_dim"),
+        r"^adapter$": _axes("embed_pair embed", "embed_pair", "embed"),
     }
 )
-_BY_HEAD: dict[str, Axes] = {
-    r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
-    r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
+_BY_HEAD = {
+    r"attention/q$": _axes("embed heads head_dim", "embed", "head_dim"),
+    r"attention/[kv]$": _axes("embed kv_heads head_dim", "embed", "head_dim"),
 }
-_OF_MLP: dict[str, Axes] = {
-    r"mlp/(gate|up)_bias$": Axes(("mlp",)),
-    r"mlp/down_bias$": Axes(("embed",)),
+_OF_MLP = {
+    r"mlp/(gate|up)_bias$": _axes("mlp"),
+    r"mlp/down_bias$": _axes("embed"),
 }
-TRANSFORMER: dict[str, Axes] = (
+TRANSFORMER = (
     SHARED
     | BIASES
     | _BY_HEAD
     | _OF_MLP
-    | {r"attention/out_bias$": Axes(("embed",)), r"attention/[qk]_norm$": Axes(("head_dim",))}
+    | {r"attention/out_bias$": _axes("embed"), r"attention/[qk]_norm$": _axes("head_dim")}
 )
-RESIDUAL_HEAD: dict[str, Axes] = {
+RESIDUAL_HEAD = {
     pattern: names for pattern, names in TRANSFORMER.items() if "vocab" not in names.names
 } | {
-    r"^(embedding|hidden)_norm$": Axes(("embed",)),
-    r"^fusion$": _matrix(("embed_pair",), ("embed",)),
+    r"^(embedding|hidden)_norm$": _axes("embed"),
+    r"^fusion$": _axes("embed_pair embed", "embed_pair", "embed"),
 }
 # The layers that modulate are no matrices to that optimizer: they read one constant vector, so
 # their gradients have rank one.
-MASKED_DIFFUSION: dict[str, Axes] = (
+MASKED_DIFFUSION = (
     SHARED
     | _BY_HEAD
     | _OF_MLP
     | {
-        r"^head_bias$": Axes(("vocab",)),
-        r"^noise_in$": Axes(("noise_features", "conditioning")),
-        r"^noise_out$": Axes(("conditioning", "conditioning")),
-        r"^noise_(in|out)_bias$": Axes(("conditioning",)),
-        r"/modulation$": Axes(("conditioning", "six_vectors", "embed")),
-        r"/modulation_bias$": Axes(("six_vectors", "embed")),
-        r"^final_modulation$": Axes(("conditioning", "two_vectors", "embed")),
-        r"^final_modulation_bias$": Axes(("two_vectors", "embed")),
+        r"^head_bias$": _axes("vocab"),
+        r"^noise_in$": _axes("noise_features conditioning"),
+        r"^noise_out$": _axes("conditioning conditioning"),
+        r"^noise_(in|out)_bias$": _axes("conditioning"),
+        r"/modulation$": _axes("conditioning six_vectors embed"),
+        r"/modulation_bias$": _axes("six_vectors embed"),
+        r"^final_modulation$": _axes("conditioning two_vectors embed"),
+        r"^final_modulation_bias$": _axes("two_vectors embed"),
     }
 )
 
 # What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all
 # families.
-PREPARED: dict[str, Axes] = {
-    r"/constants$": Axes(("six_vectors", "embed")),
-    r"^final_constants$": Axes(("two_vectors", "embed")),
+PREPARED = {
+    r"/constants$": _axes("six_vectors embed"),
+    r"^final_constants$": _axes("two_vectors embed"),
 }
 # What is trained in the place of matrices (`lora`): A [r, in] and B [out, r], whole on every
 # device.
-ADAPTER: dict[str, Axes] = {
-    r"/lora_a$": Axes(("rank", "inputs"), ("inputs",), ("rank",)),
-    r"/lora_b$": Axes(("outputs", "rank"), ("rank",), ("outputs",)),
+ADAPTER = {
+    r"/lora_a$": _axes("rank inputs", "inputs", "rank"),
+    r"/lora_b$": _axes("outputs rank", "rank", "outputs"),
 }
-EVERY: dict[str, Axes] = (
-    RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
-)
+EVERY = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
 
 
 def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
@@ -137,10 +139,8 @@ def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:
     """Numbers of each part ("prelude", "core", "layer", ...), embedding and output matrix left out."""
     total: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if (
-            "vocab"
-            not in axes_of(rules, jax.tree_util.keystr(path, simple=True, separator="/")).names
-        ):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if "vocab" not in axes_of(rules, name).names:
             part = path[0].key.split("_")[0]
             total[part] = total.get(part, 0) + math.prod(leaf.shape)
     return total

@@ -51,9 +51,7 @@ def batch_on(mesh: Mesh | None, batch: PyTree) -> PyTree:
 
 
 def rows_here(mesh: Mesh, count: int) -> tuple[int, int]:
-    """Which rows of a batch of `count` the devices of this process hold: the first, and one past
-    the last.
-    """
+    """Rows of a batch of `count` that this process holds: the first, and one past the last."""
     where = row_shardings(jax.ShapeDtypeStruct((count,), bool), mesh)
     rows = [
         index[0].indices(count)

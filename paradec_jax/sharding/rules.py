@@ -44,9 +44,7 @@ Sizes = Mapping[str, int]
 def assign(
     names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes
 ) -> tuple[P, tuple[str, ...]]:
-    """Where a parameter of such axes lies, and which rules it could not follow as they do not
-    divide its axes.
-    """
+    """Where a parameter of such axes lies, and the rules that do not divide its axes."""
     taken: list[tuple[str, ...]] = [()] * len(names)
     missed = []
     for name, axis in RULES:
@@ -64,9 +62,7 @@ def assign(
 
 
 def row_axes(count: int, sizes: Sizes) -> tuple[str, ...] | None:
-    """Axes of the mesh over which so many rows lie: data and fsdp, the larger one that divides
-    them, or None.
-    """
+    """Axes over which so many rows lie: data and fsdp, the larger that divides them, or None."""
     alone = sorted(ROWS, key=lambda name: -sizes.get(name, 1))
     for axes in (ROWS, *((name,) for name in alone)):
         present = tuple(name for name in axes if sizes.get(name, 1) > 1)
@@ -76,9 +72,7 @@ def row_axes(count: int, sizes: Sizes) -> tuple[str, ...] | None:
 
 
 def sizes_in_force() -> dict[str, int]:
-    """Sizes of the Auto axes of the mesh that the program is traced for, those of one device left
-    out.
-    """
+    """Sizes of the Auto axes of the traced mesh, those of one device left out."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return {name: size for name, size, kind in axes if kind == AxisType.Auto and size > 1}
@@ -136,9 +130,7 @@ def _gathered_forward(weight: Any, dtype: Any, stored: P, after: P) -> tuple[Any
 
 
 def _gathered_backward(dtype: Any, stored: P, after: P, like: Any, gradient: Any) -> tuple[Any]:
-    """Without a constraint to lie whole, which would sum all of it on every device before each took
-    its part.
-    """
+    """Without a constraint to lie whole, which would sum all of it on every device."""
     del dtype, after
     return (lax.with_sharding_constraint(gradient, stored).astype(like.dtype),)
 

@@ -1,5 +1,6 @@
 """Folders in the form of Hugging Face, as the converter writes them."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -20,3 +21,9 @@ def folders(tmp_path_factory) -> Path:
 def copy(folders, tmp_path):
     """Copies an exported folder, to be changed."""
     return lambda name: Path(shutil.copytree(folders / name / "exported", tmp_path / "source"))
+
+
+@pytest.fixture
+def refused(capsys):
+    """Imports a folder, which must fail with the sentence that this returns."""
+    return functools.partial(exports.fails, capsys, "import")

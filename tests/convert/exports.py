@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
@@ -19,6 +21,7 @@ from paradec_jax.config import ResidualHeadConfig, RopeScaling, TokenSpec
 from paradec_jax.convert import weights
 from paradec_jax.families import PRESETS, parameter_shapes
 
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text())
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 NEXT = TokenSpec(bos=3, stop=(1, 2), pad=4)
@@ -117,12 +120,23 @@ def recorded(name: str, root: Path) -> Path:
     return folder
 
 
+def rows(name: str, *parts: str) -> Any:
+    """The mark of a test of each row of a table, whose parts have these names; JSON is read."""
+    table = [
+        [json.loads(x) if str(x).startswith(("{", "[")) else x for x in row] for row in TABLES[name]
+    ]
+    return pytest.mark.parametrize(parts, table)
+
+
+def json_in(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file, of a folder those of its config.json."""
+    return json.loads((path / CONFIG if path.is_dir() else path).read_text())
+
+
 def edit(path: Path, **fields: Any) -> None:
-    """Sets fields of a JSON file; None removes one."""
-    values = json.loads(path.read_text()) | fields
-    path.write_text(
-        json.dumps({name: value for name, value in values.items() if value is not None})
-    )
+    """Sets fields of a JSON file, or of a folder's config.json; None removes one."""
+    values = {name: x for name, x in (json_in(path) | fields).items() if x is not None}
+    (path / CONFIG if path.is_dir() else path).write_text(json.dumps(values))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:

@@ -55,7 +55,7 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
     model.to(getattr(torch, form["dtype"])).save_pretrained(folder, max_shard_size=form["shards"])
     if "spelling" in form:
         respell(folder / CONFIG)
-    edit(folder / CONFIG, **{"model_type": name.split()[0]} | form["fields"])
+    edit(folder, **{"model_type": name.split()[0]} | form["fields"])
     edit(folder / GENERATION, **form["generation"] or {})
     if form["generation"] is False:
         (folder / GENERATION).unlink()

@@ -1,13 +1,13 @@
 """Forms of checkpoints: those that are recorded, and beside transformers a table of all."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import forms
 import numpy as np
 import pytest
-from exports import GOLDEN, assert_same, exported, fails, imported
+from exports import GOLDEN, assert_same, exported, imported
+from marks import over, peers
 
 import paradec_jax as pd
 from paradec_jax import store
@@ -15,7 +15,6 @@ from paradec_jax.convert import check
 from paradec_jax.text import chat
 
 TOLERANCE = 1e-5  # of logits, as a share of the largest one
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 ROWS: dict[str, str] = {}
 
 
@@ -35,7 +34,7 @@ def compared(model: store.Model, folder: Path, made: dict[str, np.ndarray]) -> f
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", forms.TABLE["recorded"])
+@over(forms.TABLE["recorded"])
 def test_recorded(name, tmp_path):
     source = shutil.copytree(GOLDEN / "forms" / name.replace(" ", "_"), tmp_path / "source")
     with np.load(source / "recorded.npz") as arrays:
@@ -45,10 +44,9 @@ def test_recorded(name, tmp_path):
     assert_same(imported(exported(model, tmp_path)), model)
 
 
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+@peers("torch", "transformers")
 class TestTransformers:
-    @pytest.mark.parametrize("name", forms.TABLE["accepted"])
+    @over(forms.TABLE["accepted"])
     def test_reads_and_is_read(self, name, tmp_path):
         ROWS[name] = "failed"
         source = tmp_path / "source"
@@ -64,10 +62,10 @@ class TestTransformers:
         for key in made:
             np.testing.assert_array_equal(back[key], made[key])
 
-    @pytest.mark.parametrize("name", forms.TABLE["refused"])
-    def test_is_told_what_is_refused(self, name, tmp_path, capsys):
+    @over(forms.TABLE["refused"])
+    def test_is_told_what_is_refused(self, name, tmp_path, refused):
         forms.make(name, tmp_path / "source")
-        sentence = fails(capsys, "import", tmp_path / "source")
+        sentence = refused(tmp_path / "source")
         ROWS[name] = sentence.strip().replace(str(tmp_path), "")
         assert forms.TABLE["refused"][name] in sentence
 

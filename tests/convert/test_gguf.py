@@ -2,13 +2,15 @@
 refused.
 """
 
+import json
 import re
 import sys
 
 import numpy as np
 import pytest
 import small_tokenizers as small
-from exports import WEIGHTS, assert_same, exported, imported, make_model, rewrite
+from exports import TABLES, WEIGHTS, assert_same, exported, imported, make_model, rewrite
+from marks import over
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
@@ -118,7 +120,7 @@ def factors(config):
         yield 1 if length < 2048 else 32 if length > 8192 else 1 / ((1 - smooth) / 32 + smooth)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@over(MODELS)
 def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
     kind, sizes = (
         name.split()[0],
@@ -154,24 +156,6 @@ def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, c
     assert_same(pd.load(path, dtype="bfloat16"), pd.load(folder, dtype="bfloat16"))
 
 
-REFUSED = [
-    ({"general.architecture": "bert"}, "must be one of qwen2, qwen3, llama, not 'bert'"),
-    (
-        {"llama.expert_count": 8},
-        r"llama\.expert_count = 8 in the metadata of .*gguf is not supported",
-    ),
-    ({"llama.rope.dimension_count": 2}, r"llama\.rope\.dimension_count = 2 in the metadata"),
-    ({"llama.attention.sliding_window": 4}, r"llama\.attention\.sliding_window = 4"),
-    ({"llama.rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor = 2\.0"),
-    ({"llama.block_count": 10**9}, "asks for 1000000000 layers, but"),
-    ({"llama.block_count": 1}, r"tensor blk\.1\.\S+ in .* is unknown: the metadata of"),
-    ({"llama.rope.scaling.type": "longrope"}, "longrope"),
-    ({"tokenizer.ggml.eos_token_id": 32}, "eos_token_id of the metadata .* holds 32"),
-    ({"tokenizer.chat_template": "{% for"}, "template"),
-    ({"split.count": 2}, "one of 2 parts"),
-]
-
-
 def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
     path, tensors = (
         tmp_path / "a.gguf",
@@ -183,8 +167,8 @@ def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
         with pytest.raises(ConvertError, match=message):
             read(path)
 
-    for change, message in REFUSED:
-        written(path, values | change, tensors)
+    for change, message in TABLES["gguf"]:
+        written(path, values | json.loads(change), tensors)
         refused(message)
     written(path, values, tensors | {"rope_freqs.weight": np.ones(2) * 3})
     refused(r"rope_freqs\.weight does not scale")
@@ -215,7 +199,7 @@ def with_words(root, model, words, kinds, **more):
 SPLITS = {"default": "1234", "smollm": "1 2 3 4", "llama-bpe": "123 4", "qwen2": "1 2 3 4"}
 
 
-@pytest.mark.parametrize("pre", SPLITS)
+@over(SPLITS, argument="pre")
 def test_tokenizers_of_bytes(pre, tmp_path):
     merges = ["1 2", "12 3", "123 4", "Ġ b", "b 1"]
     words = ["<|eot_id|>", "</s>", "<u>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -240,7 +224,7 @@ def test_tokenizers_of_bytes(pre, tmp_path):
     assert model.special_tokens == texts
 
 
-@pytest.mark.parametrize("blank", [True, False])
+@over([True, False], argument="blank")
 def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
     own = small.llama() if blank else small.byte_fallback()
     words, made = (
@@ -269,9 +253,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "field"), [("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")]
-)
+@over([("llama", "scores"), ("gpt2", "merges"), ("gpt2", "token_type")], argument="model, field")
 def test_fields_of_a_tokenizer_that_are_not_there(model, field, tmp_path):
     llama, others = (
         make_model("llama"),
@@ -291,7 +273,7 @@ def test_scores_are_numbers(tmp_path):
         with_words(tmp_path, "llama", "abcdef", [1] * 6, scores=[float("nan")] * 6)
 
 
-@pytest.mark.parametrize("rule", [{"pre": "poro-chat"}, {}])
+@over([{"pre": "poro-chat"}, {}], argument="rule")
 def test_a_tokenizer_of_another_kind_is_left_out(rule, tmp_path, capsys):
     assert with_words(tmp_path, "gpt2", "abcdef", [1] * 6, **rule).tokenizer is None
     assert (

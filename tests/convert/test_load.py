@@ -66,9 +66,7 @@ def test_an_installation_loads_generates_and_exports(kind, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny-recurrent-distilled", "tiny-causal", "tiny-mdlm", "tiny-sdar"]
-)
+@over(["tiny-recurrent-distilled", "tiny-causal", "tiny-mdlm", "tiny-sdar"])
 def test_a_hugging_face_folder_loads_as_the_model_that_it_was(name, tmp_path):
     out, want = tmp_path / "out", pd.load(name)
     assert main(["export", name, str(out)]) == 0

@@ -4,7 +4,6 @@ left behind.
 
 import contextlib
 import json
-import pickle
 import random
 import re
 import shutil
@@ -29,6 +28,7 @@ from exports import (
     recorded,
     rewrite,
 )
+from marks import over
 from safetensors.numpy import load_file, save_file
 from torch_writer import Harmful
 
@@ -164,16 +164,15 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_one_sentence_and_nothing_left(name, copy, capsys):
+@over(DAMAGE)
+def test_one_sentence_and_nothing_left(name, copy, refused):
     damage, sentence, *layout = DAMAGE[name]
     source = copy(*layout or ["qwen2"])
     damage(source)
-    assert re.search(sentence, fails(capsys, "import", source).strip())
+    assert re.search(sentence, refused(source).strip())
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
+@over(
     [
         ("qwen2", "model.", ""),
         ("qwen2", "", "module."),
@@ -181,6 +180,7 @@ def test_one_sentence_and_nothing_left(name, copy, capsys):
         ("llama", "model.layers.", "model._orig_mod.layers."),
         ("sdar", "model.", "module.model.model."),
     ],
+    argument="name, old, new",
 )
 def test_prefixes_that_carry_nothing(name, old, new, copy, capsys):
     source = copy(name)
@@ -192,17 +192,13 @@ def test_prefixes_that_carry_nothing(name, old, new, copy, capsys):
     assert err.count("\n") == 1 and f"{new}" in err and " is read as " in err
 
 
-def test_a_tokenizer_from_elsewhere(copy, tmp_path, capsys):
+def test_a_tokenizer_from_elsewhere(copy, tmp_path, refused):
     source = copy("qwen2")
     (source / "tokenizer.model").touch()  # passed over where another one is named
     for size in (32, 300):
         (tmp_path / f"{size}.json").write_text(words(size))
-    assert "no tokenizer" in fails(
-        capsys, "import", source, "--tokenizer", str(tmp_path / "none.json")
-    )
-    assert "token id 299" in fails(
-        capsys, "import", source, "--tokenizer", str(tmp_path / "300.json")
-    )
+    assert "no tokenizer" in refused(source, "--tokenizer", str(tmp_path / "none.json"))
+    assert "token id 299" in refused(source, "--tokenizer", str(tmp_path / "300.json"))
     tokenizer = imported(source, "--tokenizer", str(tmp_path / "32.json")).tokenizer
     assert tokenizer is not None and tokenizer.encode("31") == [31]
 
@@ -253,7 +249,7 @@ def golden(tmp_path_factory) -> Path:
     return folder / "imported"
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@over(RECORDINGS)
 def test_recordings_that_are_wrong(name, golden, tmp_path, capsys):
     changes, sentence = RECORDINGS[name]
     arrays = {"input_ids": np.array([[1, 2]]), "logits_r1": np.zeros((1, 2, 128))} | changes
@@ -291,8 +287,7 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
         assert re.search(sentence, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options"),
+@over(
     [
         ("a \udcff b", ()),
         ("To be", ("--max-new-tokens", "99999999999")),
@@ -300,6 +295,7 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
         ("To be", ("--stop", "")),
         ("a [3] b", ("--gaps",)),
     ],
+    argument="prompt, options",
 )
 def test_prompts_that_are_wrong(prompt, options, capsys):
     with contextlib.suppress(SystemExit):  # an option that the parser refuses
@@ -321,14 +317,14 @@ def test_existing_target_is_kept(copy, folders, capsys):
     assert (target / "note").read_text() == "mine"
 
 
-def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch):
+def test_failure_while_writing_leaves_nothing(copy, folders, capsys, refused, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     source = copy("qwen2")
     with monkeypatch.context() as patch:
         patch.setattr(store.folder, "write_tensors", full)
-        assert "No space left" in fails(capsys, "import", source)
+        assert "No space left" in refused(source)
     model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     monkeypatch.setattr(weights, "write_tensors", full)
     assert "No space left" in fails(capsys, "export", model)
@@ -382,16 +378,3 @@ def test_the_module_is_a_program(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"paradec: there is no model {tmp_path / 'none'}")
     assert not list(tmp_path.iterdir())
-
-
-def test_code_in_place_of_weights(copy, capsys, monkeypatch):
-    source = copy("qwen2")
-    ran = []
-    monkeypatch.setattr("os.system", ran.append)
-    for name in ("pytorch_model.bin", WEIGHTS):
-        (source / WEIGHTS).unlink(missing_ok=True)
-        (source / name).write_bytes(pickle.dumps(Harmful()))
-        assert re.search(
-            "not a safetensors file|not in PyTorch's zip", fails(capsys, "import", source)
-        )
-    assert not ran

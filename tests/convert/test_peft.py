@@ -1,7 +1,6 @@
 """Adapters: merged equals unmerged, PEFT's layout both ways, and what is refused."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exports import edit, exported, make_model
+from exports import edit, exported, json_in, make_model, rows
 from flax.traverse_util import flatten_dict
+from marks import over, peers
 from safetensors.numpy import load_file, save_file
 
 import paradec_jax as pd
@@ -46,16 +46,14 @@ def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 
-@pytest.mark.parametrize(
-    "name", ["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"]
-)
+@over(["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     """W + s B A with what the folder holds, of every module: the parameters joined in training, and
     those loaded.
     """
     model = make_model(name)
     folder = written(model, tmp_path)
-    fields, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+    fields, tensors = json_in(folder / CONFIG), load_file(folder / WEIGHTS)
     want = hugging_face(model)
     for key in (key for key in tensors if key.endswith("lora_A.weight")):
         module = (
@@ -134,42 +132,25 @@ SCALES = [  # fields, and the factor of a change's size
         1.0,
     ),
 ]
-REFUSED = [
-    ({"use_dora": True}, "field use_dora of .* is True, but only plain LoRA is read"),
-    ({"bias": "all"}, "field bias"),
-    ({"modules_to_save": ["lm_head"]}, "field modules_to_save"),
-    ({"init_lora_weights": "pissa"}, "field init_lora_weights"),
-    ({"peft_type": "LOHA"}, "field peft_type"),
-    ({"field_of_tomorrow": 1}, "field field_of_tomorrow"),
-    (
-        {"r": 4},
-        r"is no adapter of this model: .*lora_A.weight has shape \(3, 24\), but .* \(4, 24\)",
-    ),
-    ({"rank_pattern": {"(x+)+y": 4}}, "field rank_pattern of .* must hold ends of names"),
-    ({"alpha_pattern": [1]}, "field alpha_pattern"),
-    ({"alpha_pattern": {"q_proj": "4"}}, "field lora_alpha"),
-    ({"lora_alpha": float("nan")}, "NaN is no finite number"),
-    ({"lora_alpha": 1e300}, r"not 1e\+300"),
-    (
-        {"lora_alpha": None},
-        "field lora_alpha of adapter_config.json must be a number above 0, not None",
-    ),
-]
 
 
-@pytest.mark.parametrize(("fields", "outcome"), SCALES + REFUSED)
-def test_fields(fields, outcome, tmp_path):
+@rows("adapters", "fields", "sentence")
+def test_fields_that_are_refused(fields, sentence, tmp_path):
+    folder = written(make_model("llama"), tmp_path)
+    edit(folder / CONFIG, **fields)
+    with pytest.raises(StoreError, match=sentence):
+        pd.load(tmp_path / "model", adapter=folder)
+
+
+@over(SCALES, argument="fields, factor")
+def test_fields(fields, factor, tmp_path):
     model = make_model("llama")
     folder = written(model, tmp_path)
     edit(folder / CONFIG, **fields)
-    if isinstance(outcome, str):
-        with pytest.raises(StoreError, match=outcome):
-            pd.load(tmp_path / "model", adapter=folder)
-        return
-    read, own = (
+    read, made = (
         one["layer_1"]["attention"]["q"] for one in (peft.read(folder, model.config), drawn(model))
     )
-    want = outcome * SCALE * own["lora_b"] @ own["lora_a"]
+    want = factor * SCALE * made["lora_b"] @ made["lora_a"]
     np.testing.assert_allclose(read["lora_b"] @ read["lora_a"], want, rtol=1e-5, atol=1e-5)
 
 
@@ -220,13 +201,9 @@ def test_other_forms_of_an_adapter(tmp_path, capsys):
         assert "holds an adapter; name its base model" in capsys.readouterr().err
 
 
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "peft"))
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch, transformers and peft are not installed")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@peers("torch", "transformers", "peft")
+@over(["float32", "bfloat16"], argument="dtype")
+@over(["llama", "qwen3"], argument="kind")
 def test_peft_reads_what_is_written_and_the_other_way_round(kind, dtype, tmp_path):
     """Adapters of float32 over a base of either type, computed in float32, not merged on PEFT's
     side.

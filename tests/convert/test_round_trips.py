@@ -3,44 +3,42 @@ transformers.
 """
 
 import dataclasses
-import importlib.util
-import json
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 from exports import (
-    CONFIG,
     GOLDEN,
     MODELS,
     WEIGHTS,
     assert_same,
     exported,
     imported,
+    json_in,
     make_model,
     recorded,
 )
+from marks import over, peers
 from safetensors.numpy import load_file
 
 from paradec_jax import store
 from paradec_jax.cli import main
-from paradec_jax.config import BlockDiffusionConfig, CausalConfig, TokenSpec
+from paradec_jax.config import BlockDiffusionConfig, CausalConfig
 from paradec_jax.convert import checkpoint, engine, huginn, mdlm, qwen2, sdar, weights
-from paradec_jax.convert.weights import INDEX, opened
+from paradec_jax.convert.weights import INDEX
 from paradec_jax.disk import tensors
 from paradec_jax.families import PRESETS
 
 
 @pytest.mark.parametrize("shard", [tensors.MAX_SHARD_BYTES, 2000], ids=["one file", "shards"])
-@pytest.mark.parametrize("name", MODELS)
+@over(MODELS)
 def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
     model = make_model(name)
     monkeypatch.setattr(tensors, "MAX_SHARD_BYTES", shard)
     folder = exported(model, tmp_path)
     assert_same(imported(folder), model)
     assert (folder / INDEX).is_file() == (not (folder / WEIGHTS).is_file()) == (shard == 2000)
-    kind = json.loads((folder / CONFIG).read_text())["model_type"]
+    kind = json_in(folder)["model_type"]
     assert kind == {"huginn": "huginn_raven"}.get(name.split()[0], name.split()[0])
     assert store.fingerprint(tmp_path / "imported") == store.fingerprint(tmp_path / "model")
 
@@ -64,7 +62,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@over(RECORDED)
 def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
     source = recorded(name, tmp_path)
     model = imported(source)
@@ -82,9 +80,7 @@ def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
         assert got[key].dtype == array.dtype
         close = {"atol": 2e-6} if key.endswith((huginn.ROPE, mdlm.ROPE)) else {"rtol": 0}
         np.testing.assert_allclose(got[key], array, err_msg=key, **close)
-    old, new = (
-        json.loads((folder / CONFIG).read_text()) for folder in (source, tmp_path / "exported")
-    )
+    old, new = (json_in(folder) for folder in (source, tmp_path / "exported"))
     shared = (old.keys() & new.keys()) - {"bos_token_id", "use_cache"}
     assert {key: new[key] for key in shared} == {key: old[key] for key in shared}
     if RECORDED[name] is not None:
@@ -110,9 +106,7 @@ LOGITS = {
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "recurrent")) for n in LOGITS]
-)
+@over([pytest.param(n, marks=[pytest.mark.slow] * (n == "recurrent")) for n in LOGITS])
 def test_recorded_logits(name, tmp_path, capsys):
     folder, file, names, tolerance = LOGITS[name]
     path = GOLDEN / file
@@ -154,10 +148,9 @@ class TestReleases:
             sum(map(np.prod, engine.table_shapes(huginn.table(config)).values())) == 3_564_976_800
         )
 
-    @pytest.mark.parametrize(
-        "name",
+    @over(
         [f"qwen2.5-coder-{size}b" for size in ("0.5", "1.5", "7")]
-        + [f"sdar-{n}b" for n in ("1.7", 4, 8)],
+        + [f"sdar-{n}b" for n in ("1.7", 4, 8)]
     )
     def test_transformers(self, name, tmp_path):
         config, kind = PRESETS[name], name.partition("-")[0].removesuffix(".5")
@@ -207,57 +200,11 @@ def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
             assert seen == [name]
 
 
-def test_a_residual_head_is_told_apart_from_its_backbone(tmp_path):
-    source = recorded("head", tmp_path)
-    with opened(source) as checkpoint:
-        backbone, head = engine.parted(checkpoint, "mrp_modules.0.model.")
-        assert backbone.tensors.keys() == load_file(GOLDEN / "block_diffusion" / WEIGHTS).keys()
-        norm = head.tensors["enorm.weight"]
-        assert (head.folder, norm.shape, norm.dtype) == (source, (64,), "float32")
-        np.testing.assert_array_equal(norm.read(slice(3, 5)), head.read("enorm.weight")[3:5])
-
-
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-@pytest.mark.peers
+@peers("torch", "transformers")
 @pytest.mark.slow
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 class TestTransformers:
-    @pytest.mark.parametrize("name", [n for n in MODELS if re.match("qwen|llama", n)])
+    @over([n for n in MODELS if re.match("qwen|llama", n)])
     def test_exported_files_load_with_equal_logits(self, name, tmp_path):
         folder = exported(make_model(name), tmp_path)
         model = str(tmp_path / "model")
         assert main(["check", model, "--torch", str(folder), "--tolerance", "2e-4"]) == 0
-
-    @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
-    def test_files_that_transformers_writes(self, kind, tmp_path):
-        import torch
-        import transformers
-
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-            bos_token_id=1,
-            eos_token_id=2,
-            head_dim=6,
-        )
-        source = tmp_path / "source"
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(source)
-        assert imported(source).token_spec == TokenSpec(None, (2,), 2)
-        command = ["check", str(tmp_path / "imported"), "--torch", str(source)]
-        assert main([*command, "--tolerance", "2e-4"]) == 0
-
-
-def test_dtype_option_casts(copy):
-    model = imported(copy("qwen2"), "--dtype", "bfloat16")
-    assert (model.config.param_dtype, model.config.dtype) == ("bfloat16", "float32")
-    want = make_model("qwen2").params["layer_1"]["attention"]["q"].astype(ml_dtypes.bfloat16)
-    assert model.params["layer_1"]["attention"]["q"].tobytes() == want.tobytes()

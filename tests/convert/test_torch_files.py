@@ -4,7 +4,6 @@ beside weights.
 
 import collections
 import contextlib
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,8 +12,9 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from exports import CONFIG, FAMILIES, WEIGHTS, assert_same, fails, imported, make_model, rewrite
+from exports import CONFIG, FAMILIES, WEIGHTS, assert_same, imported, json_in, make_model, rewrite
 from exports import GOLDEN as ALL_GOLDEN
+from marks import over, peers
 from safetensors.numpy import load_file
 from torch_writer import (
     Harmful,
@@ -38,7 +38,7 @@ ROPE = f"backbone.{mdlm.ROPE}"
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
     """The recorded weights, in the order of their registration."""
-    layout = json.loads((GOLDEN / "key_layout.json").read_text())
+    layout = json_in(GOLDEN / "key_layout.json")
     stored = load_file(GOLDEN / WEIGHTS)
     return {name: stored[name] for name in layout["state_dict"]}
 
@@ -79,14 +79,12 @@ def assert_times(found: store.Model, want: store.Model, factor: float) -> None:
 
 
 class TestLightning:
-    @pytest.mark.parametrize(("options", "factor"), [((), 1), (("--weights", "ema"), 0.5)])
+    @over([((), 1), (("--weights", "ema"), 0.5)], argument="options, factor")
     def test_weights_are_chosen_by_name(self, source, want, options, factor):
         assert_times(imported(source, *options), want, factor)
 
-    @pytest.mark.parametrize(
-        "prefix", ["backbone.", "backbone.backbone.", "backbone._orig_mod.", ""]
-    )
-    @pytest.mark.parametrize("protocol", [2, 4])
+    @over(["backbone.", "backbone.backbone.", "backbone._orig_mod.", ""], argument="prefix")
+    @over([2, 4], argument="protocol")
     def test_wrappers_and_protocols(self, tensors, want, tmp_path, prefix, protocol):
         tree = tree_of(tensors)
         state = tree["state_dict"].items()
@@ -97,21 +95,21 @@ class TestLightning:
             imported(write_checkpoint(tmp_path / "a.ckpt", tree, protocol=protocol)), want, 1
         )
 
-    def test_sizes_may_lie_beside_the_file(self, tensors, want, tmp_path, capsys):
+    def test_sizes_may_lie_beside_the_file(self, tensors, want, tmp_path, refused):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"hyper_parameters": 3})
         sentence = "does not tell the model's sizes; put its config.json beside it"
-        assert sentence in fails(capsys, "import", source)
+        assert sentence in refused(source)
         (tmp_path / CONFIG).write_text((GOLDEN / CONFIG).read_text())
         assert_times(imported(source), want, 1)
 
-    @pytest.mark.parametrize(
-        "averages",
+    @over(
         [None, {"shadow_params": [3]}, {"shadow_params": [tensor(np.ones(2, np.float32))] * 29}],
+        argument="averages",
     )
-    def test_averages_that_are_wrong(self, tensors, tmp_path, capsys, averages):
+    def test_averages_that_are_wrong(self, tensors, tmp_path, refused, averages):
         source = write_checkpoint(tmp_path / "a.ckpt", tree_of(tensors) | {"ema": averages})
         sentence = "has no averages of the model's 30 parameters"
-        assert sentence in fails(capsys, "import", source, "--weights", "ema")
+        assert sentence in refused(source, "--weights", "ema")
         imported(source, "--weights", "raw")
 
     def test_settings(self, source):
@@ -136,7 +134,7 @@ CALLS = {  # each would call os.system
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@over(CALLS)
 def test_no_opcode_calls_what_it_names(name, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr("os.system", ran.append)
@@ -230,8 +228,7 @@ def flipped(path: Path, tensors) -> None:
 NO_ZIP = "missing, damaged or not in PyTorch's zip format"
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
+@over(
     [
         (lambda path, _: path.write_bytes(b"\x80\x02}."), NO_ZIP),
         (cut, NO_ZIP),
@@ -258,11 +255,12 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
             "inv_freq contradicts rotary positions of base 10000",
         ),
     ],
+    argument="write, message",
 )
-def test_files_that_are_wrong(tensors, tmp_path, capsys, write, message):
+def test_files_that_are_wrong(tensors, tmp_path, refused, write, message):
     source = tmp_path / "last.ckpt"
     write(source, tensors)
-    assert re.search(message, fails(capsys, "import", source))
+    assert re.search(message, refused(source))
 
 
 # Weights of Hugging Face folders
@@ -289,17 +287,16 @@ def write_by_hand(path: Path, tensors: dict[str, np.ndarray]) -> None:
     write_checkpoint(path, tree)
 
 
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@over([False, True], argument="shards")
+@over(FAMILIES)
 class TestFolders:
     def test_every_family_is_imported(self, name, shards, copy):
         source = copy(name)
         as_torch(source, write_by_hand, shards)
         assert_same(imported(source), make_model(name))
 
-    @pytest.mark.peers
+    @peers("torch")
     @pytest.mark.slow
-    @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
     def test_what_torch_writes(self, name, shards, copy):
         import torch
 
@@ -326,13 +323,13 @@ def buffers(prefix: str, layer: str) -> dict[str, np.ndarray]:
 
 
 class TestBuffers:
-    @pytest.mark.parametrize(
-        ("name", "places"),
+    @over(
         [
             ("huginn", ("transformer.", "core_block.0")),
             ("qwen2", ("model.", "layers.0")),
             ("mdlm", ("backbone.", "blocks.0")),
         ],
+        argument="name, places",
     )
     def test_are_left_out(self, name, places, copy):
         source = copy(name)
@@ -347,14 +344,14 @@ class TestBuffers:
             write_checkpoint(source / "last.ckpt", {"state_dict": state})
             assert_same(imported(source / "last.ckpt"), make_model(name))
 
-    @pytest.mark.parametrize(
-        ("name", "shape"),
+    @over(
         [("model.layers.0.self_attn.bias", (16,)), ("model.layers.0.mlp.bias", (1, 1, 4, 4))],
+        argument="name, shape",
     )
-    def test_others_stay_unknown(self, name, shape, copy, capsys):
+    def test_others_stay_unknown(self, name, shape, copy, refused):
         source = copy("qwen2")
         rewrite(source, lambda t: t.update({name: np.ones(shape, np.float32)}))
-        assert f"tensor {name} in {source} is unknown" in fails(capsys, "import", source)
+        assert f"tensor {name} in {source} is unknown" in refused(source)
 
 
 def raw(tensors):
@@ -363,13 +360,13 @@ def raw(tensors):
         tensors["_orig_mod._original_module." + name] = tensors.pop(name)
 
 
-@pytest.mark.parametrize(
-    "change",
+@over(
     [
         pytest.param(raw, id="names of the raw checkpoints"),
         lambda t: t.update(freqs_cis=t["freqs_cis"].astype(ml_dtypes.bfloat16)),
         lambda t: t.pop("freqs_cis"),
     ],
+    argument="change",
 )
 def test_forms_of_the_recurrent_release(change, copy):
     source = copy("huginn")

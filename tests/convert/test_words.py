@@ -1,43 +1,39 @@
 """Tokenizer files of Hugging Face folders: what a text begins with, and special tokens by name."""
 
 import dataclasses
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 import tokenizers
-from exports import edit, exported, fails, imported, make_model
+from exports import edit, exported, fails, imported, json_in, make_model, rows
+from marks import over, peers
 from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
-import paradec_jax as pd
 from paradec_jax import store
-from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
 from paradec_jax.convert.engine import ConvertError
 from paradec_jax.convert.words import begin_of_text
-from paradec_jax.disk.folders import ASSETS
 from paradec_jax.text import chat
 from paradec_jax.text.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
-BEGIN = {"before": "<s> $A", "special": [("<s>", 1)]}
-BOTH = {"before": "<s> $A </s>", "special": [("<s>", 1), ("</s>", 2)]}
+BEGIN, BOTH = "<s> $A", "<s> $A </s>"
 
 
-def words(before: str | None = None, special=(), after_bytes: bool = False) -> Tokenizer:
-    """Letters, split at blanks; with a post-processor of that template."""
-    names = [*SPECIAL, *"abcdefgh"]
-    backend = tokenizers.Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>")
-    )
+def words(post: str = "") -> Tokenizer:
+    """Letters, split at blanks; with a post-processor of that template, after one of "bytes"."""
+    names, template = [*SPECIAL, *"abcdefgh"], post.removeprefix("bytes").strip()
+    ids = {word: i for i, word in enumerate(names)}
+    backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(list(SPECIAL))
-    steps = [processors.ByteLevel(trim_offsets=False)] if after_bytes else []
-    if before is not None:
-        steps.append(processors.TemplateProcessing(before, special_tokens=list(special)))
+    steps = [processors.ByteLevel(trim_offsets=False)] if "bytes" in post else []
+    if template:
+        special = [(text, ids[text]) for text in SPECIAL if text in template]
+        steps.append(processors.TemplateProcessing(template, special_tokens=special))
     if steps:
         backend.post_processor = steps[0] if len(steps) == 1 else processors.Sequence(steps)
     return Tokenizer(backend)
@@ -61,79 +57,36 @@ def written(source: Path, tokenizer: Tokenizer | None, **config) -> Path:
 
 
 class TestBeginOfText:
-    @pytest.mark.parametrize(
-        ("post", "config", "named", "bos"),
-        [
-            ({}, {}, {}, None),
-            (
-                {},
-                {"bos_token": "<s>"},
-                {"config.json": 1},
-                None,
-            ),  # named, but no text begins with it
-            ({}, {"add_bos_token": True, "bos_token": "<s>"}, {}, 1),
-            (BEGIN, {}, {}, 1),
-            (BEGIN | {"after_bytes": True}, {"add_bos_token": True}, {"config.json": 1}, 1),
-            (BEGIN, {"bos_token": {"content": "<s>", "lstrip": False}}, {"config.json": 1}, 1),
-            (BOTH, {}, {}, 1),  # a prompt is continued, so nothing comes after it
-            ({"before": "$A </s>", "special": [("</s>", 2)]}, {}, {}, None),
-        ],
-    )
-    def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, bos):
-        assert begin_of_text(written(tmp_path, words(**post), **config), named) == bos
-
-    @pytest.mark.parametrize(
-        ("post", "config", "named", "message"),
-        [
-            (
-                BEGIN,
-                {"add_bos_token": False},
-                {},
-                r"_config\.json is False, but .*tokenizer\.json begins",
-            ),
-            (
-                BEGIN,
-                {},
-                {"config.json": 2},
-                r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json",
-            ),
-            (
-                {},
-                {"add_bos_token": True, "bos_token": "<z>"},
-                {},
-                r"'<z>', which is no token of .*izer\.json",
-            ),
-            ({}, {"add_bos_token": True}, {}, "no file names the token"),
-            (BOTH | {"before": "<s> </s> $A"}, {}, {}, r"with \[1, 2\], not with one token"),
-        ],
-    )
-    def test_files_that_contradict_each_other(self, tmp_path, post, config, named, message):
-        with pytest.raises(ConvertError, match=message):
-            begin_of_text(written(tmp_path, words(**post), **config), named)
+    @rows("begin", "post", "config", "named", "outcome")
+    def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, outcome):
+        source = written(tmp_path, words(post), **config)
+        if outcome in ("", 1):
+            assert begin_of_text(source, named) == (outcome or None)
+            return
+        with pytest.raises(ConvertError, match=outcome):
+            begin_of_text(source, named)
 
     def test_a_tokenizer_from_elsewhere_tells_of_it_too(self, folder):
         edit(folder / "exported" / "config.json", bos_token_id=1)
-        words(**BEGIN).save(folder / "other.json")
+        words(BEGIN).save(folder / "other.json")
         (folder / "exported" / "tokenizer_config.json").unlink()
         model = imported(folder / "exported", "--tokenizer", str(folder / "other.json"))
         assert model.token_spec.bos == 1
 
-    @pytest.mark.parametrize("bos", [1, None])
-    @pytest.mark.parametrize(
-        "post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}]
-    )
+    @over([1, None], argument="bos")
+    @over(["", BEGIN, BOTH, "bytes", f"bytes {BOTH}"], argument="post")
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
-        told = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(**post)}
-        model = dataclasses.replace(make_model("qwen2"), **told)
+        given = {"token_spec": TokenSpec(bos, (2,)), "tokenizer": words(post)}
+        model = dataclasses.replace(make_model("qwen2"), **given)
         out = exported(model, tmp_path)
         backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         begin = [] if bos is None else [bos]
         assert backend.encode("a b").ids == [*begin, 4, 5]
         steps = json.loads(backend.to_str())["post_processor"]
-        assert ("ByteLevel" in json.dumps(steps)) == ("after_bytes" in post)
+        assert ("ByteLevel" in json.dumps(steps)) == ("bytes" in post)
         assert imported(out).token_spec == model.token_spec
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @over(KINDS, argument="kind")
     def test_every_kind_of_tokenizer_begins_its_texts(self, tmp_path, kind):
         own = KINDS[kind]()
         model = make_model("qwen2", vocab_size=512)
@@ -186,14 +139,14 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 class TestSpecialTokens:
-    @pytest.mark.parametrize("name", TEMPLATES)
-    @pytest.mark.parametrize("told", ["texts", "objects", "map", "ids"])
+    @over(TEMPLATES)
+    @over(["texts", "objects", "map", "ids"], argument="told")
     def test_templates_know_them_after_an_import(self, folder, name, told):
         template, want = TEMPLATES[name]
         texts = {"bos_token": "<s>", "eos_token": "</s>"}
         objects = {key: {"content": text, "lstrip": False} for key, text in texts.items()}
         config = {"texts": texts, "objects": objects}.get(told, {})
-        source = written(folder / "exported", words(**BEGIN), chat_template=template, **config)
+        source = written(folder / "exported", words(BEGIN), chat_template=template, **config)
         if told == "map":
             (source / "special_tokens_map.json").write_text(json.dumps(texts | {"pad_token": None}))
         model = imported(source)
@@ -209,13 +162,12 @@ class TestSpecialTokens:
         assert model.special_tokens == own
         assert chat.special_tokens(model) == {**own, "eos_token": "</s>", "pad_token": "<pad>"}
         out = exported(model, folder / "out")
-        config = json.loads((out / "tokenizer_config.json").read_text())
+        config = json_in(out / "tokenizer_config.json")
         found = {name: text for name, text in config.items() if name.endswith("k_token")}
         assert found == {"unk_token": "<unk>"}
         assert config["eos_token"] == "</s>" and "image_token" not in config
 
-    @pytest.mark.parametrize(
-        ("config", "message"),
+    @over(
         [
             (
                 {"bos_token": 5},
@@ -226,57 +178,20 @@ class TestSpecialTokens:
                 r"token 1 is '<pad>' in .*tokenizer_config\.json .*, but '<s>' in .*tokenizer\.json",
             ),
         ],
+        argument="config, message",
     )
-    def test_files_that_contradict_each_other(self, folder, capsys, config, message):
+    def test_files_that_contradict_each_other(self, folder, refused, config, message):
         source = written(folder / "exported", words(), **config)
-        assert re.search(message, fails(capsys, "import", source))
+        assert re.search(message, refused(source))
 
     def test_a_model_without_a_template(self):
         with pytest.raises(ValueError, match="the model has no chat template"):
             chat.conversation(make_model(), MESSAGES)
 
 
-CAUSAL = [path.name for path in sorted(ASSETS.iterdir()) if path.is_dir()]
-CAUSAL = [name for name in CAUSAL if '"causal"' in (ASSETS / name / "config.json").read_text()]
-PROMPTS = [
-    "Question: Tom has 5 pears.",
-    "Question: Ana has 3 apples.\nAnswer:\n",
-    "To be",
-    " or not",
-]
-
-
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
-@pytest.mark.parametrize("name", CAUSAL)
-def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(name, tmp_path):
-    import torch
-    import transformers
-
-    model, out = store.load(name), str(tmp_path / "out")
-    assert main(["export", name, out]) == 0
-    read = transformers.AutoTokenizer.from_pretrained(out)
-    network = transformers.AutoModelForCausalLM.from_pretrained(out)
-    ours = pd.generate(model, PROMPTS, pd.AutoRegressive(greedy=True), max_new_tokens=24)
-    assert len(set(ours.text)) == len(PROMPTS)
-    for prompt, text in zip(PROMPTS, ours.text, strict=True):
-        ids = read(prompt, return_tensors="pt")
-        assert ids["input_ids"][0].tolist() == [
-            model.token_spec.bos,
-            *model.tokenizer.encode(prompt),
-        ]
-        with torch.no_grad():
-            whole = network.generate(**ids, max_new_tokens=24, do_sample=False)[0]
-        assert read.decode(whole[ids["input_ids"].shape[1] :], skip_special_tokens=True) == text
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("kind", ["llama", "byte level"])
+@peers("torch", "transformers")
+@over(TEMPLATES)
+@over(["llama", "byte level"], argument="kind")
 def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
     import transformers
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow
+from marks import over, slow
 
 from experiments.tasks.chains import Followers
 from paradec_jax.config import TokenSpec
@@ -84,12 +84,12 @@ def mean_of(alignment: str, kind: str, blocks: tuple[int, ...]):
 WANTED = -LAW.log_probability(TEXT[None])[0] / 4
 
 
-@pytest.mark.parametrize(
-    ("kind", "blocks"),
+@over(
     [
         *((kind, (2,)) if kind == "block" else slow(kind, (2,)) for kind in KINDS),
         ("count", (1, 2, 4)),
     ],
+    argument="kind, blocks",
 )
 def test_the_bound_is_the_likelihood(kind, blocks):
     mean, error = mean_of("own", kind, blocks)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from loss_table import MASKED, OBJECTIVES, SPEC
+from marks import over
 from scipy.special import log_softmax
 
 from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
@@ -23,7 +24,7 @@ def nll_of(logits):
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@over(["float32", "bfloat16"], argument="dtype")
 def test_cross_entropy(dtype):
     logits = jnp.asarray(LOGITS, dtype)
     found = cross_entropy(lambda x: x, logits, jnp.asarray(TARGETS))
@@ -35,7 +36,7 @@ def test_cross_entropy(dtype):
     assert 0 < accuracy == pytest.approx((WEIGHTS * hits).sum() / WEIGHTS.sum())
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@over([0.0, 0.1], argument="smoothing")
 def test_token_losses(smoothing):
     found, hits = token_losses(jnp.asarray(LOGITS), jnp.asarray(TARGETS), smoothing)
     wanted = (1 - smoothing) * nll_of(LOGITS) - smoothing * log_softmax(
@@ -79,7 +80,7 @@ class Watched:
         return self._network.logits(params["gathered"], hidden)
 
 
-@pytest.mark.parametrize("name", ["cllm", "residual", "self-distillation"])
+@over(["cllm", "residual", "self-distillation"])
 def test_losses_gather_an_output_matrix_outside_of_their_chunks(name):
     """Once a pass over the positions: of CLLM's student; of the head's own two steps and of what
     judges them; of the

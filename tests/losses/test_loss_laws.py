@@ -150,7 +150,7 @@ def test_a_batch_that_counts_nothing_costs_nothing(name):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
-@pytest.mark.parametrize("name", ["next token", "recurrent"])
+@over(["next token", "recurrent"])
 def test_packed_rows_are_rows_of_their_own(name):
     """Two rows of five positions in one, with the initial states and the recurrence given."""
     draw, width = np.random.default_rng(0), tiny_network().config.width
@@ -226,7 +226,7 @@ NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
 }
 
 
-@pytest.mark.parametrize("call", REFUSED)
+@over(REFUSED, argument="call")
 def test_what_is_refused(call):
     with pytest.raises(ValueError, match=REFUSED[call]):
         eval(call, NAMES)
@@ -396,7 +396,7 @@ def test_micro_batches_add_up_to_the_batch(name):
         np.testing.assert_allclose(metrics[key], value, rtol=2e-5, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["next token", "residual"])
+@over(["next token", "residual"])
 def test_the_first_pass_over_micro_batches_runs_no_network(name):
     """It wants weights, which depend on no parameters: its share of the products of an update is
     none.

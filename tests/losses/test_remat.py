@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from loss_table import OBJECTIVES, RULES, SPEC, three
-from marks import slow
+from marks import over, slow
 from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
@@ -14,13 +14,13 @@ from paradec_jax import losses
 
 
 # All three read the config by one function, so one of them is quick.
-@pytest.mark.parametrize(
-    ("name", "loss", "more"),
+@over(
     [
         ("recurrent", losses.recurrent_loss, ()),
         slow("stepwise", stepwise_loss, ()),
         slow("recurrent consistency", recurrent_consistency_loss, (SPEC, RULES)),
     ],
+    argument="name, loss, more",
 )
 @pytest.mark.slow
 def test_remat_and_depth_are_read_from_the_config(name, loss, more):

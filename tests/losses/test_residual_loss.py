@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow
+from marks import over, slow
 
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.cross_entropy import token_losses
-from paradec_jax.losses.residual import Unrolling
+from paradec_jax.losses.residual import Unrolling, lengths_of, noised
 from paradec_jax.models import ResidualHeadNetwork
 
 MASK, BLOCK, K = 31, 4, 2
@@ -70,15 +70,19 @@ def graded(batch=RECORDED, alignment="own", rules=ResidualRules(K), params=None)
     return loss, metrics, grads
 
 
-@functools.cache
-def unrolled(alignment="own", rules=ResidualRules(K)):  # noqa: B008
-    unrolling = Unrolling(BACKBONE, HEAD, SPECS[alignment], rules, None)
+def unrolling_of(frozen, batch, key, alignment="own", rules=ResidualRules(K)):  # noqa: B008
+    lengths = lengths_of(BACKBONE, rules.blocks)
+    texts = noised(batch, key, lengths, rules.noise, alignment)
+    return Unrolling(BACKBONE, HEAD, SPECS[alignment], rules, None, frozen, texts)
 
+
+@functools.cache
+def unrolled(*how):
     @jax.jit
     def run(params, frozen, batch, key):
-        texts = unrolling.texts(batch, key)
-        steps = unrolling.unroll(params, frozen, texts, unrolling.reveals(texts, key))
-        return steps, unrolling.judge(frozen, texts, steps)
+        unrolling = unrolling_of(frozen, batch, key, *how)
+        steps = unrolling.unroll(params, unrolling.reveals(key))
+        return steps, unrolling.judge(steps)
 
     return run(params_of(HEAD), backbone_params(), RECORDED, jax.random.key(3))
 
@@ -138,7 +142,7 @@ def kl(teacher, student):
     return (np.exp(p) * (p - q)).sum(-1)
 
 
-@pytest.mark.parametrize("alignment", SPECS)
+@over(SPECS, argument="alignment")
 def test_divergences_and_normalisers(alignment):
     steps, (values, found) = unrolled(alignment)
 
@@ -190,19 +194,17 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
     """With two steps, the gradient of the second reaches the first residual through the head's
     input alone.
     """
-    rules = ResidualRules(K)
-    unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
+    key = jax.random.key(3)
+    unrolling = unrolling_of(backbone_params(), GIVEN, key)
 
     def second(params, stopped):
-        texts = unrolling.texts(GIVEN, jax.random.key(3))
-        reveals = unrolling.reveals(texts, jax.random.key(3))
-        steps = unrolling.unroll(params, backbone_params(), texts, reveals)
+        steps = unrolling.unroll(params, unrolling.reveals(key))
         last = jax.tree.map(lambda x: x[-1:], steps)._replace(start=steps.start)
         if stopped:
             base = jax.tree.map(lambda x: jax.lax.stop_gradient(x[0]), last.base)
-            residual = unrolling.residual(params, backbone_params(), texts, last.tokens[0], base)
+            residual = unrolling.residual(params, last.tokens[0], base)
             last = last._replace(residual=jax.tree.map(lambda x: x[None], residual))
-        return jnp.sum(unrolling.judge(backbone_params(), texts, last)[0])
+        return jnp.sum(unrolling.judge(last)[0])
 
     gradient = jax.jit(jax.grad(second), static_argnums=1)
     whole, cut = (gradient(params_of(HEAD), stopped) for stopped in (False, True))
@@ -213,11 +215,9 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
     assert min(apart) > 1e-5
 
     def of_base(base):
-        texts = unrolling.texts(GIVEN, jax.random.key(3))
-        reveals = unrolling.reveals(texts, jax.random.key(3))
-        steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, reveals)
+        steps = unrolling.unroll(params_of(HEAD), unrolling.reveals(key))
         shifted = steps._replace(base=steps.base._replace(noisy=steps.base.noisy + base))
-        return jnp.sum(unrolling.judge(backbone_params(), texts, shifted)[0])
+        return jnp.sum(unrolling.judge(shifted)[0])
 
     assert not jnp.any(jax.jit(jax.grad(of_base))(jnp.zeros(())))
 
@@ -247,7 +247,7 @@ def test_reveals_of_rows_and_steps_differ():
         before = still
 
 
-@pytest.mark.parametrize("alignment", SPECS)
+@over(SPECS, argument="alignment")
 def test_tokens_of_its_own(alignment):
     """The best of the running sum, never the mask, where the truth would be revealed."""
     steps, _ = unrolled(alignment, ResidualRules(K, tokens="own"))
@@ -279,9 +279,9 @@ def test_a_step_without_masked_positions_is_none():
     assert np.isfinite(loss) and loss > 0 and same > 0
 
 
-@pytest.mark.parametrize(
-    ("objective", "direct"),
+@over(
     [("cross_entropy", False), ("mse", True), slow("cross_entropy", True), slow("mse", False)],
+    argument="objective, direct",
 )
 def test_objectives(objective, direct):
     rules = ResidualRules(K, objective=objective, direct=direct)

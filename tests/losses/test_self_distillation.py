@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
 from scipy.special import log_softmax
 from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
 
@@ -41,7 +41,7 @@ def hidden_of(tokens):
     ).hidden
 
 
-@pytest.mark.parametrize("jump", [2, 4, 8])
+@over([2, 4, 8], argument="jump")
 def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     rows = 64
     noised = jnp.full((rows, EXACT.length), EXACT.mask).at[:, 3].set(1)
@@ -64,9 +64,7 @@ def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     )
 
 
-@pytest.mark.parametrize(
-    ("time", "step", "share"), [(0.8, 0.2, 0.25), (0.05, 0.2, 1.0), (1.0, 0.9, 0.9)]
-)
+@over([(0.8, 0.2, 0.25), (0.05, 0.2, 1.0), (1.0, 0.9, 0.9)], argument="time, step, share")
 def test_a_step_reveals_its_share(time, step, share):
     """(t - s) / t, not t - s: that would be 0.2 in the first case."""
     rows = 4000
@@ -118,7 +116,7 @@ def defined(kind):
 KINDS = ("kld", "forward_kl", "tvd", "mse", "chi_square")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over(KINDS, argument="kind")
 def test_divergence(kind):
     rules = DistillationRules(divergence=kind)
     got = divergence(jnp.asarray(STUDENT), jnp.asarray(TEACHER), MASK, rules)

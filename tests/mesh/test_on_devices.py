@@ -6,7 +6,7 @@ import pytest
 from decoders import ROWS
 from devices import on_devices
 from loss_table import OBJECTIVES
-from marks import slow
+from marks import over, slow
 
 BLOCKS = {"test-causal": 2, "test-sdar": 2, "test-recurrent": 4, "test-mdlm": 2}
 CLOSE = 1e-5
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_mesh_to_mesh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
+@over(OBJECTIVES)
 def test_every_objective(name):
     (found,) = on_devices(["train", [name], ["fsdp", HALF], 20, ["sgd", "adamw", "muon"]])
     for case, told in found.items():
@@ -111,7 +111,7 @@ def test_every_objective(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
+@over(ROWS)
 def test_every_decoder(name):
     by_rows, half = on_devices(["decode", [name], "fsdp"], ["decode", [name], HALF])
     assert by_rows[name]["same"] and half[name]["same"], (by_rows, half)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
+from marks import over
 from stubs import tiny_head, tiny_head_params
 
 import paradec_jax as pd
@@ -39,7 +40,7 @@ def test_every_family_has_a_tiny_preset_here():
     assert {type(PRESETS[name]) for name in TINY} == {family.config for family in FAMILIES.values()}
 
 
-@pytest.mark.parametrize("name", [*TINY, "head"])
+@over([*TINY, "head"])
 def test_every_parameter_has_a_rule_raw_and_prepared(name):
     if name == "head":
         network, params = tiny_head(), tiny_head_params()
@@ -53,8 +54,7 @@ def test_every_parameter_has_a_rule_raw_and_prepared(name):
     assert len(specs(network.prepare(params))) >= len(jax.tree.leaves(network.prepare(params)))
 
 
-@pytest.mark.parametrize(
-    ("names", "shape", "sizes", "spec", "missed"),
+@over(
     [
         (("embed", "mlp"), (8, 12), {"fsdp": 4, "tensor": 2}, P("fsdp", "tensor"), 0),
         (("embed", "mlp"), (6, 16), {"fsdp": 4, "tensor": 2}, P(None, ("tensor", "fsdp")), 1),
@@ -72,6 +72,7 @@ def test_every_parameter_has_a_rule_raw_and_prepared(name):
         (("mlp",), (8,), {"fsdp": 2, "tensor": 2}, P("tensor"), 0),
         (("conditioning", "conditioning"), (8, 8), {"fsdp": 2, "tensor": 2}, P("fsdp", None), 0),
     ],
+    argument="names, shape, sizes, spec, missed",
 )
 def test_an_axis_that_does_not_divide_falls_to_the_next_rule(names, shape, sizes, spec, missed):
     found, why = assign(names, shape, sizes)
@@ -100,7 +101,7 @@ def test_huginn_keeps_its_heads_whole_and_the_layout_says_so():
     assert told.startswith("mesh data 1, fsdp 2, tensor 2: ")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@over(["adamw", "muon"], argument="kind")
 def test_a_state_lies_as_its_parameters(kind):
     config = PRESETS["test-recurrent"]
     shapes = parameter_shapes(config)

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import pytest
 from flax.traverse_util import flatten_dict
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.families import PRESETS, family_of, network_of, parameter_shapes
@@ -46,7 +47,7 @@ def lengths(config) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", CONFIGS | HEADS)
+@over(CONFIGS | HEADS)
 def test_every_parameter_has_its_axes(name):
     config = (CONFIGS | HEADS)[name]
     shapes = parameter_shapes(config)
@@ -72,13 +73,13 @@ def test_no_entry_is_idle():
     assert all(used[key] == {id(row) for row in table.values()} for key, table in tables.items())
 
 
-@pytest.mark.parametrize("path", ["layer_0/attention/w", "layer_0/attention/qkv"])
+@over(["layer_0/attention/w", "layer_0/attention/qkv"], argument="path")
 def test_parameters_that_are_in_no_table(path):
     with pytest.raises(ValueError, match=f"{path} has 0 entries"):
         axes_of(network_of(PRESETS["test-causal"]).table, path)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over(CONFIGS)
 def test_sizes_count_each_parameter_that_a_call_reads(name):
     config = CONFIGS[name]
     shapes = parameter_shapes(config)

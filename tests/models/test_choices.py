@@ -92,30 +92,30 @@ def same(name, split=0, atol=1e-5, **fields):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
+@over(
     [
         *((name, 0) if name in ("causal", "mdlm") else slow(name, 0) for name in CONFIGS),
         *((name, 2) if name == "causal" else slow(name, 2) for name in CACHED),
     ],
+    argument="name, split",
 )
 def test_blocked_attention_is_dense_attention(name, split):
     same(name, split, attention="blocked")
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", slow("windows"), "mdlm", slow("sdar")])
+@over(["none", "layer"], argument="remat")
+@over(["causal", slow("windows"), "mdlm", slow("sdar")])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
-@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
+@over(["causal", "windows", "sdar"])
 @pytest.mark.slow
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@over([False, True], argument="scan")
 def test_a_decoding_loop_stacks_no_caches(scan):
     """Only raw parameters, those of training, pass a cached window through a loop over layers."""
     network = changed("causal", scan_layers=True)
@@ -131,7 +131,7 @@ def test_a_decoding_loop_stacks_no_caches(scan):
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
 
 
-@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
+@over(["causal", "windows", "sdar"])
 def test_a_module_called_on_texts_sees_what_its_network_does(name):
     scaling = {"kind": "llama3", "factor": 8.0, "original": 4}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -141,7 +141,7 @@ def test_a_module_called_on_texts_sees_what_its_network_does(name):
     np.testing.assert_allclose(found, network.logits(params, out.hidden), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@over(["causal", "sdar"])
 def test_decoding_traces_one_layer_for_all(name, monkeypatch):
     """Its program is that of layers one by one, operation for operation."""
     network, calls, usual = changed(name, attention="dense"), [], PreNormBlock.__call__
@@ -164,7 +164,7 @@ def test_decoding_traces_one_layer_for_all(name, monkeypatch):
     assert program() == shared and len(calls) == 1 + network.config.layers
 
 
-@pytest.mark.parametrize("name", ["causal", "mdlm", slow("recurrent")])
+@over(["causal", "mdlm", slow("recurrent")])
 def test_scores_in_bfloat16(name):
     """They are summed and kept in float32, from raw parameters and from prepared ones."""
     low = changed(name, dtype="bfloat16", param_dtype="bfloat16")
@@ -184,7 +184,7 @@ def test_scores_in_bfloat16(name):
         assert float(jnp.max(jnp.abs(logits - want))) < 0.1 * float(jnp.max(jnp.abs(want)))
 
 
-@pytest.mark.parametrize("name", ["causal", "recurrent"])
+@over(["causal", "recurrent"])
 def test_caches_in_bfloat16(name, monkeypatch):
     """In float32 on a CPU, which reads parts of nothing else well."""
     network, keys = changed(name, dtype="bfloat16"), jax.random.split(jax.random.key(0), 1)
@@ -195,7 +195,7 @@ def test_caches_in_bfloat16(name, monkeypatch):
         assert {leaf.dtype.name for leaf in jax.tree.leaves(layers)} == {dtype}
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@over(ATTENTIONS)
 def test_every_backend_lowers(name):
     """For GPU and TPU, from a process that has neither; a backend that is not there gives way."""
     params = params_of("causal")
@@ -205,7 +205,7 @@ def test_every_backend_lowers(name):
     assert exported(params).platforms == ("cuda", "tpu")
 
 
-@pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
+@over([name for name in REMATS if name != "none"], argument="remat")
 @over(CONFIGS, CONFIGS.keys() - {"causal"})
 def test_what_is_computed_anew_changes_no_gradient(name, remat):
     same(name, remat=remat)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from stubs import tiny_network, tiny_params
 
 from paradec_jax.config import RECURRENT_PRESETS, RopeScaling
@@ -36,15 +37,15 @@ TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 STATE = normal(2, 5, RECURRENT_PRESETS["test-recurrent"].width)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"cache": "ring"}, "cache"), ({"recurrence": -1}, "recurrence")]
+@over(
+    [({"cache": "ring"}, "cache"), ({"recurrence": -1}, "recurrence")], argument="options, message"
 )
 def test_impossible_networks(options, message):
     with pytest.raises(ValueError, match=message):
         RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"], **options)
 
 
-@pytest.mark.parametrize("width", [16, 32])
+@over([16, 32], argument="width")
 def test_initial_states_do_not_depend_on_the_width(width):
     keys = jax.random.split(jax.random.key(0), (8, 64))
     states = tiny_network(width=width).initial_state(keys, 0.5)
@@ -83,7 +84,7 @@ FREQUENCIES = {
 }
 
 
-@pytest.mark.parametrize("name", FREQUENCIES)
+@over(FREQUENCIES)
 def test_scaled_frequencies_are_those_of_transformers(name):
     numbers, want = FREQUENCIES[name]
     scaling = RopeScaling(kind=name.split(",")[0], factor=4.0, original=4, **numbers)
@@ -99,7 +100,7 @@ def reference_attention(q, k, v, seen):
     return weights / weights.sum(-1, keepdims=True) @ v
 
 
-@pytest.mark.parametrize("groups", [4, 2])
+@over([4, 2], argument="groups")
 def test_attention_over_prefix_and_window(groups):
     heads, width, size, channels = 4, 3, 5, 6
     q = normal(2, heads, width, channels)
@@ -133,8 +134,8 @@ def test_attention_over_prefix_and_window(groups):
             np.testing.assert_allclose(alone[row, head], want, atol=1e-5)
 
 
-@pytest.mark.parametrize("slots", [(), (2,)])
-@pytest.mark.parametrize("batch", [1, 3])
+@over([(), (2,)], argument="slots")
+@over([1, 3], argument="batch")
 def test_cache_writes_each_row_at_its_own_position(batch, slots):
     cache = empty(batch, 2, 6, 4, jnp.dtype("float32"), slots)
     window = KV(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 
 from paradec_jax.decode.machine.network import Prefix, Prepared
 from paradec_jax.families import PRESETS, init_params, network_of
@@ -42,7 +43,7 @@ def logits(name: str, params):
     return jax.jit(call)(params)
 
 
-@pytest.mark.parametrize("name", SOME)
+@over(SOME)
 def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     config, params = CONFIGS[name], params_of(name)
     prepared = network_of(config).prepare(params).params
@@ -55,8 +56,8 @@ def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     )
 
 
-@pytest.mark.parametrize("types", [("bfloat16", "float32"), ("float32", "bfloat16")])
-@pytest.mark.parametrize("name", SOME)
+@over([("bfloat16", "float32"), ("float32", "bfloat16")], argument="types")
+@over(SOME)
 def test_matrices_are_cast_once_and_no_number_changes(name, types):
     """A prepared step casts no matrix: each is there in the dtype of its products, as a raw step
     makes it.
@@ -93,7 +94,7 @@ def test_raw_parameters_are_never_taken_for_prepared_ones():
     assert not np.asarray(logits("recurrent", Prepared(astray))).any()
 
 
-@pytest.mark.parametrize("name", SOME)
+@over(SOME)
 def test_plain_layouts_change_no_number(name, monkeypatch):
     want = logits(name, params_of(name))
     monkeypatch.setenv(backend.SWITCH, "plain")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from marks import over
 from test_transformer import norm_of, through_layers
 
 from paradec_jax.config import ResidualHeadConfig, check_fits
@@ -58,7 +59,7 @@ def test_its_definition():
     assert out.counts == {"head_calls": 1} and NETWORK.counters == ("head_calls",)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@over([False, True], argument="prepared")
 def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
     params = NETWORK.prepare(PARAMS) if prepared else PARAMS
     length = 3 * BLOCK
@@ -106,7 +107,7 @@ def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
         inherited(CONFIG, jax.random.key(0), wider)
 
 
-@pytest.mark.parametrize("init", INITS)
+@over(INITS, argument="init")
 def test_ways_to_begin(init):
     params = ResidualHeadNetwork.init_params(CONFIG, jax.random.key(0), init)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))

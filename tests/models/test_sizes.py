@@ -8,6 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
@@ -38,19 +39,17 @@ def count(config) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@over(PUBLISHED)
 def test_releases_have_their_published_numbers_of_parameters(name):
     assert count(PRESETS[name]) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(
-    ("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)]
-)
+@over([("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)], argument="preset, millions")
 def test_sizes_of_the_released_heads(preset, millions):
     assert round(count(ResidualHeadConfig.of(PRESETS[preset], layers=3)) / 1e6) == millions
 
 
-@pytest.mark.parametrize("name", ["causal", pytest.param("recurrent", marks=pytest.mark.slow)])
+@over(["causal", pytest.param("recurrent", marks=pytest.mark.slow)])
 def test_initial_values(name):
     depth = {"layers": 3} if name == "causal" else {}
     config = dataclasses.replace(
@@ -72,7 +71,7 @@ def test_initial_values(name):
     assert (first["attention"]["q_bias"] == 0).all()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@over(PRESETS)
 def test_networks_are_equal_by_their_config(name):
     config = PRESETS[name]
     network = network_of(config)
@@ -90,8 +89,7 @@ CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sd
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
+@over(
     [
         ("recurrent", {"heads": 3}, "3 heads"),
         ("recurrent", {"remat": "all"}, "remat"),
@@ -120,6 +118,7 @@ CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sd
         ("head", {"block": 0}, "block must be at least 1"),
         ("head", {"width": 18}, "18 does not split into 4 heads"),
     ],
+    argument="name, changes, message",
 )
 def test_impossible_shapes(name, changes, message):
     with pytest.raises(ValueError, match=message):
@@ -129,19 +128,16 @@ def test_impossible_shapes(name, changes, message):
 SCALED = [name for name in CONFIGS if name != "mdlm"]  # it has neither scale as a field
 
 
-@pytest.mark.parametrize("name", SCALED)
-@pytest.mark.parametrize("field", ["rope_base", "norm_eps"])
-@pytest.mark.parametrize(
-    "value", [0, 0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300, 10**400]
-)
+@over(SCALED)
+@over(["rope_base", "norm_eps"], argument="field")
+@over([0, 0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300, 10**400], argument="value")
 def test_scales_are_positive(name, field, value):
     with pytest.raises(ValueError, match=f"{field} must be a positive number of float32"):
         dataclasses.replace(CONFIGS[name], **{field: value})
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(
-    ("value", "message"),
+@over(CONFIGS)
+@over(
     [
         (0, "width must be at least 1, not 0"),
         (2**31, "width must be at most 2147483647, not 2147483648"),
@@ -149,6 +145,7 @@ def test_scales_are_positive(name, field, value):
         ("16", "width must be a whole number, not '16'"),
         (True, "width must be a whole number, not True"),
     ],
+    argument="value, message",
 )
 def test_sizes_are_of_32_bits(name, value, message):
     with pytest.raises(ValueError, match=message):
@@ -160,8 +157,7 @@ def test_recurrences_have_an_end():
         dataclasses.replace(CONFIGS["recurrent"], mean_recurrence=10**9)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
+@over(
     [
         ({"kind": "ntk"}, "kind must be one of linear, dynamic, llama3, yarn, not 'ntk'"),
         ({"beta_fast": 4.0}, "beta_fast must be None where rotary positions are scaled as linear"),
@@ -173,6 +169,7 @@ def test_recurrences_have_an_end():
         ),
         ({"sliding_layers": (True, False)}, "sliding_layers says .* have the window None"),
     ],
+    argument="fields, message",
 )
 def test_scalings_and_windows_that_cannot_be(fields, message):
     if "sliding" not in message:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import positions_of, read
 
 from paradec_jax import decode
@@ -107,7 +108,7 @@ def reference(config: TransformerConfig, params, tokens) -> np.ndarray:
     return through_layers(config, p, p["embedding"][tokens]) @ p.get("head", p["embedding"].T)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over(KINDS, argument="kind")
 def test_forward_is_the_formula(kind):
     logits, *_ = uncached(kind)
     for row, tokens in zip(logits, TOKENS, strict=True):
@@ -126,9 +127,9 @@ def test_vectors_may_take_the_place_of_tokens():
 # Cache
 
 
-@pytest.mark.parametrize(
-    ("kind", "start", "width"),
+@over(
     [*((kind, (2, 4), 4) for kind in CAUSAL), ("sdar", (0, 3), 3), ("sdar", (2, 5), 1)],
+    argument="kind, start, width",
 )
 def test_cached_equals_uncached(kind, start, width):
     """Rows stand at different lengths, windows of blocks end where a block does; what lies beyond

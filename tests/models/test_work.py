@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.families import PRESETS, network_of
@@ -32,7 +33,7 @@ def weights_of(config) -> int:
     )
 
 
-@pytest.mark.parametrize("name", ["tiny-recurrent", "tiny-causal", "tiny-mdlm", "head"])
+@over(["tiny-recurrent", "tiny-causal", "tiny-mdlm", "head"])
 def test_work_of_a_call(name):
     config = ResidualHeadConfig.of(PRESETS["tiny-sdar"], 2) if name == "head" else PRESETS[name]
     network, weights = network_of(config), weights_of(config)
@@ -63,7 +64,7 @@ def test_a_denoiser_has_no_context():
         network_of(PRESETS["test-mdlm"]).work(1, 1, 5)
 
 
-@pytest.mark.parametrize("name", ["test-causal", "test-mdlm"])
+@over(["test-causal", "test-mdlm"])
 def test_a_pass_goes_forward_and_twice_back(name):
     network = network_of(PRESETS[name])
     forward = network.work(ROWS, LENGTH, 0).flops

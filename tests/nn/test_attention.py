@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.nn import attention as module
 from paradec_jax.nn import backend, masks
@@ -104,7 +105,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "prefix"), CASES)
+@over(CASES, argument="kind, prefix")
 def test_values_and_gradients_of_the_dense_one(kind, prefix):
     """In blocks of queries, whose last is not whole, under masks and rules, with and without a
     cache.
@@ -127,7 +128,7 @@ def test_a_short_window_is_the_dense_one():
     assert got == want
 
 
-@pytest.mark.parametrize("name", rules(2))
+@over(rules(2))
 def test_rules_are_the_masks(name):
     rule, positions = rules(LONG)[name], jnp.arange(LONG) + jnp.asarray([[0], [3]])
     want = {
@@ -146,7 +147,7 @@ def whole_scores(text: str, width: int) -> bool:
     return f"x{width}x{width}xf32" in text
 
 
-@pytest.mark.parametrize("prefix", prefixes(2))
+@over(prefixes(2), argument="prefix")
 def test_a_long_window_never_has_all_its_scores(prefix):
     """Neither forward nor backward, and of a rule not even its mask."""
     q, window = drawn(LONG)
@@ -186,7 +187,7 @@ def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
         ]  # 54 heads are never cut in 5
 
 
-@pytest.mark.parametrize("kind", random_masks(2) | rules(2))
+@over(random_masks(2) | rules(2), argument="kind")
 def test_what_cudnn_is_asked_for(kind, monkeypatch):
     """The same attention by jax.nn's definition, to which cuDNN's is an implementation."""
     monkeypatch.setenv(backend.ATTENTION, "cudnn")

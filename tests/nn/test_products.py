@@ -7,8 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.nn import backend
 from paradec_jax.nn.products import dense
@@ -25,8 +25,8 @@ def exact(x, weight=WEIGHT) -> np.ndarray:
     return np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
 
 
-@pytest.mark.parametrize("layouts", ["cpu", "plain"])
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 3), (33,)])
+@over(["cpu", "plain"], argument="layouts")
+@over([(), (1,), (1, 1), (2, 3), (33,)], argument="shape")
 def test_sums_are_float32_and_rounded_once(shape, layouts, monkeypatch):
     monkeypatch.setenv(backend.SWITCH, layouts)
     x = rows(*shape)
@@ -39,8 +39,8 @@ def test_sums_are_float32_and_rounded_once(shape, layouts, monkeypatch):
     np.testing.assert_allclose(np.asarray(narrow, np.float64), exact(x), rtol=2**-8, atol=2e-5)
 
 
-@pytest.mark.parametrize("layouts", ["cpu", "plain"])
-@pytest.mark.parametrize("wide", [True, False])
+@over(["cpu", "plain"], argument="layouts")
+@over([True, False], argument="wide")
 def test_gradients_are_those_of_rounded_products(wide, layouts, monkeypatch):
     monkeypatch.setenv(backend.SWITCH, layouts)
     x = rows(2, 3)
@@ -82,10 +82,8 @@ def test_a_float32_product_is_one_product():
     assert primitives == ["reshape", "dot_general", "reshape"]
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-@pytest.mark.parametrize(
-    ("layouts", "twice", "shape"), [("cpu", "cpu", "2x96"), ("plain", "cuda", "2x1x96")]
-)
+@over(["cpu", "cuda", "tpu"], argument="platform")
+@over([("cpu", "cpu", "2x96"), ("plain", "cuda", "2x1x96")], argument="layouts, twice, shape")
 def test_one_row_is_fed_twice_where_that_is_faster(platform, layouts, twice, shape, monkeypatch):
     monkeypatch.setenv("PARADEC_LAYOUTS", layouts)
     lowered = export.export(jax.jit(lambda x: dense(x, WEIGHT)), platforms=(platform,))(rows(1, 1))

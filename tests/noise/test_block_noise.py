@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 
 from paradec_jax.noise import BlockNoise, Hidden, choose
 from paradec_jax.noise.blocks import KINDS
@@ -27,7 +28,7 @@ def drawn(kind: str, again: bool):
     return jax.tree.map(np.asarray, draw(jax.random.key(0), LABELLED, SAMPLES, BLOCKS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over(KINDS, argument="kind")
 def test_half_of_the_labelled_tokens_are_hidden_and_weigh_as_much_as_all(kind):
     where, probability = drawn(kind, again=False)
     assert not (where & ~LABELLED).any()
@@ -42,7 +43,7 @@ def test_half_of_the_labelled_tokens_are_hidden_and_weigh_as_much_as_all(kind):
         assert weights[inside].sum() / LABELLED[inside].sum() == pytest.approx(1, abs=0.12)
 
 
-@pytest.mark.parametrize("kind", ["sample", "block"])
+@over(["sample", "block"], argument="kind")
 def test_a_probability_is_shared_by_a_sample_or_a_block(kind):
     _, probability = drawn(kind, again=False)
     size = 8 if kind == "sample" else 4
@@ -80,7 +81,7 @@ def test_a_row_without_a_hidden_token_is_drawn_again_and_at_last_forced():
     assert again.probability[:, 5].mean() == pytest.approx(2 / 3, abs=0.02)
 
 
-@pytest.mark.parametrize(("draw", "forced"), [(0, False), (1, False), (10, False), (11, True)])
+@over([(0, False), (1, False), (10, False), (11, True)], argument="draw, forced")
 def test_ten_draws_follow_the_first_and_then_one_labelled_token_is_forced(
     draw, forced, monkeypatch
 ):
@@ -103,7 +104,7 @@ def test_ten_draws_follow_the_first_and_then_one_labelled_token_is_forced(
         np.testing.assert_allclose(where.mean(axis=0)[LABELLED[0]], 1 / 12, atol=0.03)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over(KINDS, argument="kind")
 def test_a_row_without_labels_stays_as_it_is(kind):
     labelled = LABELLED[:4].copy()
     labelled[1] = False
@@ -116,7 +117,7 @@ def test_what_is_no_noise_is_refused():
         BlockNoise("row")
 
 
-@pytest.mark.parametrize("counts", [(1,), (2,), (1, 3)])
+@over([(1,), (2,), (1, 3)], argument="counts")
 def test_some_of_each_block_are_chosen(counts):
     """As many as one of the counts says, all alike, whatever the other blocks hold."""
     rows = 4000

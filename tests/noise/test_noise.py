@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 
 from paradec_jax.noise import LOGLINEAR, Schedule, Times, hide, rounded_up
 from paradec_jax.noise.schedules import FORMULAS
@@ -11,7 +12,7 @@ from paradec_jax.noise.schedules import FORMULAS
 T = jnp.linspace(0.02, 0.98, 25)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@over(FORMULAS)
 def test_schedules_agree_with_their_noise(name):
     """The weight is m' / m and sigma' / (exp(sigma) - 1), and times are those of their
     probabilities.
@@ -24,12 +25,12 @@ def test_schedules_agree_with_their_noise(name):
     np.testing.assert_allclose(schedule.time(m), T, rtol=1e-3)
 
 
-@pytest.mark.parametrize("t", [1e-5, 3e-4, 0.1, 1.0])
+@over([1e-5, 3e-4, 0.1, 1.0], argument="t")
 def test_the_weight_of_the_log_linear_schedule_loses_no_digit(t):
     assert LOGLINEAR.weight(jnp.float32(t)) == jnp.float32(1) / jnp.float32(t)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@over(FORMULAS)
 def test_importance_spreads_the_log_mask_probability_evenly(name):
     schedule = Schedule(name)
     low, high = schedule.log_range
@@ -68,8 +69,7 @@ def test_what_is_hidden_and_times_of_the_discrete_bound():
     np.testing.assert_allclose(times, [0.25, 0.5, 0.5, 1.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@over(
     [
         (
             lambda: Times("antithetic"),
@@ -86,6 +86,7 @@ def test_what_is_hidden_and_times_of_the_discrete_bound():
             "stratified times of 3 rows come from 3 numbers, not 2",
         ),
     ],
+    argument="make, message",
 )
 def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=message):

@@ -1,14 +1,14 @@
 """What was recorded of the original recurrent-depth program, and the network that replays it."""
 
-import functools
 import json
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import GOLDEN, arrays_in
+from recorded import GOLDEN, arrays_in, jitted
 from recorded import assert_close as close
 
 from paradec_jax import decode, store
@@ -46,7 +46,7 @@ def pools() -> dict[str, np.ndarray]:
     return arrays_in(FOLDER / "pools.npz")
 
 
-@functools.cache
+@cache
 def model():
     """The weights, as the converter imports them."""
     with jax.ensure_compile_time_eval():  # the first who asks may be a traced function
@@ -78,7 +78,7 @@ def assert_close(got, want, tolerance: float = ARRAYS) -> None:
     close(got, want, tolerance)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def forward(r: int, params, tokens, positions, state):
     net = network(recurrence=r)
     out, latent = net.forward_from(params, tokens, positions, state)
@@ -95,7 +95,7 @@ def forward_inputs(kind: str, positions: np.ndarray | None = None):
     return jnp.asarray(tokens), jnp.asarray(np.broadcast_to(positions, tokens.shape), jnp.int32)
 
 
-@functools.cache
+@cache
 def forward_of(kind: str, r: int, positions: str | None = None):
     ids = None if positions is None else arrays(kind)[f"position_ids_{positions}"]
     return forward(r, params(), *forward_inputs(kind, ids), jnp.asarray(arrays(kind)["init_state"]))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import over
 from recorded import GOLDEN
 
 pytestmark = [pytest.mark.golden, pytest.mark.slow]
@@ -43,13 +44,13 @@ def replays(family: str, folder: Path) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@over(FAMILIES, argument="family")
 def test_a_copy_is_replayed(family, tmp_path):
     shutil.copytree(GOLDEN / family, tmp_path / "copied" / family)
     counts = replays(family, tmp_path / "copied")
     assert counts["passed"] > 10 and not counts.keys() & {"failed", "error", "errors"}, counts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@over(FAMILIES, argument="family")
 def test_nothing_passes_without_the_folder(family, tmp_path):
     assert "passed" not in replays(family, tmp_path)

@@ -3,14 +3,13 @@
 Names, settings and shapes come from each part's traces.json and arrays.
 """
 
-import functools
 import json
+from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from recorded import GOLDEN, arrays_in, imported
+from marks import over
+from recorded import GOLDEN, arrays_in, call, equal, imported
 
 from experiments import replicas
 from paradec_jax import decode
@@ -31,7 +30,7 @@ def arrays(part: str, name: str) -> dict[str, np.ndarray]:
     return arrays_in(FOLDER / part / f"{name}.npz")
 
 
-@functools.cache
+@cache
 def model(part: str):
     """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the
     converter imports them.
@@ -57,8 +56,8 @@ def bound(part: str, trace: dict, decoder):
 
 def check_result(result: decode.Decoded, trace: dict, want: dict[str, np.ndarray]) -> None:
     length = int(result.lengths[0])
-    np.testing.assert_array_equal(result.tokens[0, :length], want["sequence"])
-    np.testing.assert_array_equal(want["greedy"][0, :length], want["sequence"])
+    equal(result.tokens[0, :length], want["sequence"])
+    equal(want["greedy"][0, :length], want["sequence"])
     assert int(result.network_calls[0]) == trace["forwards"]
     assert int(result.generated[0]) == trace["new_tokens"]
     reason = decode.Reason.STOP if trace["stopped_by_eos"] else decode.Reason.BUDGET
@@ -85,7 +84,7 @@ def test_candidates():
         of = (settings == (max_ngram, num_pred)).all(axis=1)
         ids, lengths = jnp.asarray(case["ids"]), jnp.asarray(case["length"])
         drafts, found = (np.asarray(x) for x in find_draft(ids, lengths, max_ngram, num_pred))
-        np.testing.assert_array_equal(num_pred * found[of], case["candidate_length"][of])
+        equal(num_pred * found[of], case["candidate_length"][of])
         for draft, there, want in zip(drafts[of], found[of], case["candidate"][of], strict=True):
             assert draft[: num_pred * there].tolist() == real(want)
 
@@ -96,7 +95,7 @@ def lookup_of(trace: dict):
     )
 
 
-@pytest.mark.parametrize("name", traces("prompt_lookup"))
+@over(traces("prompt_lookup"))
 def test_prompt_lookup(name):
     part = "prompt_lookup"
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
@@ -110,23 +109,13 @@ def test_prompt_lookup(name):
             drafts.append(np.asarray(info.draft[0]))
             found.append(int(info.drafted[0]) > 1)
         result = decoder.finish(state)
-    np.testing.assert_array_equal(lengths, want["length_before_step"])
-    np.testing.assert_array_equal(trace["num_pred"] * np.array(found), want["draft_length"])
-    np.testing.assert_array_equal(np.where(np.array(found)[:, None], drafts, -1), want["drafts"])
+    equal(lengths, want["length_before_step"])
+    equal(trace["num_pred"] * np.array(found), want["draft_length"])
+    equal(np.where(np.array(found)[:, None], drafts, -1), want["drafts"])
     check_result(result, trace, want)
 
 
 # Lookahead
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def start(decoder, params, request):
-    return decoder.init(params, request, decoder.Knobs())
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def call(decoder, params, state):
-    return decoder.step(params, state, decoder.Knobs())
 
 
 def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> None:
@@ -139,7 +128,7 @@ def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> No
     assert ours == [real(row) for row in want["window"][t] if (row >= 0).any()]
 
 
-@pytest.mark.parametrize("name", traces("lookahead"))
+@over(traces("lookahead"))
 def test_lookahead(name):
     part = "lookahead"
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
@@ -155,7 +144,7 @@ def test_lookahead(name):
         trace["forwards"] - 1
     )
 
-    state = start(decoder, params, request)
+    state = call(decoder, "init", params, request, decoder.Knobs())
     assert want["last_input_id"][0] == want["prompt"][0, -1] and want["fill_level"][0] == 0
     assert int(state.rows.tokens[0, trace["prompt_length"]]) == want["next_token"][0]
     if trace["LEVEL"] > 2:
@@ -165,7 +154,7 @@ def test_lookahead(name):
         assert not state.rows.done[0], f"stopped before call {t}"
         check_window(state, columns, want, t)
         width = columns - int(state.levels.filled[0])
-        state, seen = call(decoder, params, state)
+        state, seen = call(decoder, "step", params, state, decoder.Knobs())
         there = np.asarray(seen.guesses[0, :, 0] >= 0)
         assert np.asarray(seen.guesses[0])[there].ravel().tolist() == real(want["guesses"][t])
         assert np.asarray(seen.after[0])[there].ravel().tolist() == real(want["guess_argmax"][t])
@@ -175,12 +164,12 @@ def test_lookahead(name):
     check_result(decoder.finish(state), trace, want)
 
 
-@pytest.mark.parametrize(
-    ("part", "decoder"),
+@over(
     [
         ("prompt_lookup", decode.PromptLookup(max_ngram=2, num_pred=3, min_ngram=1)),
         ("lookahead", decode.Lookahead(level=4, window=3, guesses=2, pool_from_prompt=True)),
     ],
+    argument="part, decoder",
 )
 def test_all_prompts_in_one_batch(part, decoder):
     """Neither drafts nor the other rows change a token."""

@@ -12,7 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import GOLDEN, arrays_in
+from marks import over
+from recorded import GOLDEN, arrays_in, equal, near
 
 from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -80,7 +81,7 @@ def check(arrays: dict, mask: int, rule) -> None:
         want = masked & (tokens[call + 1] != mask)
         scores = jnp.asarray(np.where(masked, conf[call], 0.0), jnp.float32)
         got = rule(call, scores, masked, tokens[call])
-        np.testing.assert_array_equal(got, want, err_msg=f"call {call}")
+        equal(got, want, err_msg=f"call {call}")
 
 
 def blocks_of(settings: dict, arrays: dict, mask: int) -> tuple[int, list[int], list[int]]:
@@ -118,10 +119,10 @@ def check_confidences(arrays: dict, mask: int, rule: Callable[..., Any]) -> None
         masked = arrays["tokens"][call][:, start : start + length] == mask
         found = rule(jnp.asarray(logits[:, :length]))
         want = arrays["conf"][call][:, start : start + length]
-        np.testing.assert_allclose(np.asarray(found)[masked], want[masked], rtol=1e-4, atol=5e-4)
+        near(np.asarray(found)[masked], want[masked], rtol=1e-4, atol=5e-4)
 
 
-@pytest.mark.parametrize(("part", "name"), stored("llada") + stored("fast_dllm/llada"))
+@over(stored("llada") + stored("fast_dllm/llada"), argument="part, name")
 def test_calls_reveal_what_llada_and_fast_dllm_reveal(part, name):
     settings, arrays, mask = read(part, name)
     check_shapes(settings, arrays, mask, "gen_length")
@@ -165,7 +166,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize(("part", "name"), stored("dream"))
+@over(stored("dream"), argument="part, name")
 def test_calls_reveal_what_dream_reveals(part, name):
     """Who is revealed where no draw decides it; in every trace the times, the numbers and the
     confidences.
@@ -173,7 +174,7 @@ def test_calls_reveal_what_dream_reveals(part, name):
     settings, arrays, mask = read(part, name)
     check_shapes(settings, arrays, mask, "max_new_tokens")
     calls, eps = settings["steps"], settings["eps"]
-    np.testing.assert_allclose(arrays["timesteps"], np.linspace(1, eps, calls + 1), atol=1e-6)
+    near(arrays["timesteps"], np.linspace(1, eps, calls + 1), atol=1e-6)
     chosen = {key: settings[key] for key in ("top_k", "top_p") if settings[key] is not None}
     knobs = SamplingKnobs(settings["temperature"], **chosen)
 
@@ -216,14 +217,10 @@ def test_scores_are_those_of_dreams_sampler():
     }
     for name, (rule, shaped) in cases.items():
         atol = 5e-4 if name.endswith("negent") else 1e-4
-        np.testing.assert_allclose(rule(shaped), units[f"conf_{name}"], atol=atol, err_msg=name)
-        np.testing.assert_array_equal(shaped.argmax(axis=-1), units[f"x0_{name}"], err_msg=name)
-    np.testing.assert_array_equal(
-        score.probability(logits, jnp.asarray(units["x0_plain"])), score.probability(logits)
-    )
+        near(rule(shaped), units[f"conf_{name}"], atol=atol, err_msg=name)
+        equal(shaped.argmax(axis=-1), units[f"x0_{name}"], err_msg=name)
+    equal(score.probability(logits, jnp.asarray(units["x0_plain"])), score.probability(logits))
     kept = {"topp0p8": filtered(top_p=0.8), "topk5": filtered(top_k=5)}
     kept["temp0p5_topp0p8"] = filtered(0.5, top_p=0.8)
     for name, shaped in kept.items():
-        np.testing.assert_array_equal(
-            jnp.isfinite(shaped), units[f"filtered_{name}"] > -1e38, err_msg=name
-        )
+        equal(jnp.isfinite(shaped), units[f"filtered_{name}"] > -1e38, err_msg=name)

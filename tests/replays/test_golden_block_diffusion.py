@@ -3,13 +3,13 @@
 Sizes, block length and mask id are read from the arrays and the config.
 """
 
-import functools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from reading import positions_of, read
+from recorded import equal
 from recorded_block_diffusion import FOLDER, arrays, assert_close, model
 
 from paradec_jax.convert.engine import read_json
@@ -30,7 +30,12 @@ def row(name: str) -> jax.Array:
     return jnp.asarray(arrays("forward")[name], jnp.int32)[None]
 
 
-@functools.cache
+def close(got: jax.Array, name: str, part: slice = slice(None)) -> None:
+    """What was computed of a row is the recorded array, or a part of it."""
+    assert_close(got, arrays("forward")[name][part], TOLERANCE)
+
+
+@cache
 def prompt():
     network, params, _ = model()
     return read(network, params, row("prefix_ids"))
@@ -53,55 +58,49 @@ def test_the_model_is_the_one_that_the_folder_tells_of():
 
 def test_prompt():
     logits, hidden, kv = prompt()
-    want = arrays("forward")
-    assert_close(logits[0], want["prefix_logits"], TOLERANCE)
-    assert_close(hidden[0], want["prefix_hidden"], TOLERANCE)
-    assert_close(
-        jnp.stack([jnp.swapaxes(layer.k[0], -1, -2) for layer in kv]), want["cache_k"], TOLERANCE
-    )
-    assert_close(jnp.stack([layer.v[0] for layer in kv]), want["cache_v"], TOLERANCE)
+    close(logits[0], "prefix_logits")
+    close(hidden[0], "prefix_hidden")
+    close(jnp.stack([jnp.swapaxes(layer.k[0], -1, -2) for layer in kv]), "cache_k")
+    close(jnp.stack([layer.v[0] for layer in kv]), "cache_v")
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["raw", "prepared"])
 def test_a_block_on_top_of_the_cache(prepared):
     """Through a cache with room to spare, whose later positions are scratch."""
     network, params, _ = model()
-    want, start = arrays("forward"), row("prefix_ids").shape[1]
-    tokens = row("block_ids")
+    start, tokens = row("prefix_ids").shape[1], row("block_ids")
     cache = network.init_cache(jnp.zeros(1), start + tokens.shape[1])
     cache = network.write(cache, prompt()[2], jnp.zeros(1, jnp.int32))
     params = network.prepare(params) if prepared else params
     prefix = Prefix(cache, jnp.array([start]))
     logits, hidden, _ = read(network, params, tokens, positions_of(tokens, start), prefix)
-    assert_close(logits[0], want["block_logits"], TOLERANCE)
-    assert_close(hidden[0], want["block_hidden"], TOLERANCE)
+    close(logits[0], "block_logits")
+    close(hidden[0], "block_hidden")
 
 
 def test_all_blocks_without_a_cache():
     network, params, _ = model()
-    want, tokens = arrays("forward"), row("full_ids")
+    tokens = row("full_ids")
     positions = positions_of(tokens)
-    np.testing.assert_array_equal(
-        masks.block_causal(positions, network.block)[0], want["full_mask"]
-    )
+    seen = masks.block_causal(positions, network.block)
+    equal(seen[0], arrays("forward")["full_mask"])
     logits, _, _ = read(network, params, tokens, positions)
-    assert_close(logits[0], want["full_logits"], TOLERANCE)
-    block = want["block_logits"]
-    assert_close(logits[0, -len(block) :], block, TOLERANCE)
+    close(logits[0], "full_logits")
+    close(logits[0, -row("block_ids").shape[1] :], "block_logits")
 
 
 def test_the_doubled_layout_of_training():
     network, params, _ = model()
-    want, half = arrays("forward"), row("dual_ids").shape[1] // 2
+    half = row("dual_ids").shape[1] // 2
     positions, block = row("dual_positions")[:, :half], network.block
-    np.testing.assert_array_equal(row("dual_positions")[:, half:], positions)
+    equal(row("dual_positions")[:, half:], positions)
     noisy = [masks.block_diagonal(positions, block), masks.strictly_before(positions, block)]
     whole = masks.block_causal(positions, block)
     mask = jnp.block([noisy, [jnp.zeros_like(whole), whole]])
-    np.testing.assert_array_equal(mask[0], want["dual_mask"])
+    equal(mask[0], arrays("forward")["dual_mask"])
     logits, hidden, _ = read(network, params, row("dual_ids"), row("dual_positions"), None, mask)
-    assert_close(logits[0], want["dual_logits"], TOLERANCE)
-    assert_close(hidden[0], want["dual_hidden"], TOLERANCE)
+    close(logits[0], "dual_logits")
+    close(hidden[0], "dual_hidden")
 
 
 def test_the_doubled_layout_as_two_calls():
@@ -109,7 +108,7 @@ def test_the_doubled_layout_as_two_calls():
     part of it.
     """
     network, params, _ = model()
-    want, half = arrays("forward"), row("dual_ids").shape[1] // 2
+    half = row("dual_ids").shape[1] // 2
     noisy, clean = jnp.split(row("dual_ids"), 2, axis=1)
     positions, block = positions_of(clean), network.block
     of_clean = read(network, params, clean, positions)
@@ -118,5 +117,5 @@ def test_the_doubled_layout_as_two_calls():
         network, params, noisy, positions, prefix, masks.block_diagonal(positions, block)
     )
     for (logits, hidden, _), part in ((of_noisy, slice(half)), (of_clean, slice(half, None))):
-        assert_close(logits[0], want["dual_logits"][part], TOLERANCE)
-        assert_close(hidden[0], want["dual_hidden"][part], TOLERANCE)
+        close(logits[0], "dual_logits", part)
+        close(hidden[0], "dual_hidden", part)

@@ -5,7 +5,6 @@ Settings are read from `decode_cases.json`, sizes from the arrays.
 """
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -13,7 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_block_diffusion import arrays, assert_close, cases, model
+from marks import over
+from recorded import call, equal
+from recorded_block_diffusion import (
+    arrays,
+    assert_close,
+    cases,
+    model,
+    prompts,
+    request_of,
+    steps_in,
+    traced,
+)
 
 from experiments.replicas import ReleasedDenoising
 from paradec_jax import decode
@@ -33,9 +43,9 @@ FAST = {
 }  # of Fast-dLLM: rule, and its number
 EVERY = cases("decode_cases")["cases"]
 RECORDED = {
-    name: told for name, told in EVERY.items() if told["strategy"] in RULES
+    name: entry for name, entry in EVERY.items() if entry["strategy"] in RULES
 }  # of the programs
-STOPS = max(len(told["stop_ids"] or ()) for told in RECORDED.values())
+STOPS = max(len(entry["stop_ids"] or ()) for entry in RECORDED.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,92 +89,65 @@ class Case:
 
 
 def case_of(name: str) -> Case:
-    told = EVERY[name]
-    prompt, new = arrays("decode")[f"prompt.{told['prompt']}"], told["gen_length"]
+    entry = EVERY[name]
+    prompt, new = prompts()[entry["prompt"]], entry["gen_length"]
     if name not in RECORDED:
-        rule, number = FAST[told["strategy"]]
+        rule, number = FAST[entry["strategy"]]
         return Case(
-            name, rule, {rule: told[number]}, prompt, new=new, steps=told["n_denoise_forwards"]
+            name, rule, {rule: entry[number]}, prompt, new=new, steps=entry["n_denoise_forwards"]
         )
-    rule = RULES[told["strategy"]]
-    knobs = {"temperature": told["temperature"], "top_k": 1}
+    rule = RULES[entry["strategy"]]
+    knobs = {"temperature": entry["temperature"], "top_k": 1}
     if rule == "entropy":
-        knobs["entropy"] = told["entropy_gamma"]
+        knobs["entropy"] = entry["entropy_gamma"]
     else:
-        knobs["steps"] = told["denoising_steps"]
+        knobs["steps"] = entry["denoising_steps"]
     if rule == "dynamic":
-        knobs["threshold"] = told["threshold"]
+        knobs["threshold"] = entry["threshold"]
     return Case(
         name,
         rule,
         knobs,
         prompt,
-        tuple(told["stop_ids"] or ()),
+        tuple(entry["stop_ids"] or ()),
         new,
-        told["confidence"] == "post-truncation",
-        told["n_denoise_forwards"],
-        told["n_forwards"],
+        entry["confidence"] == "post-truncation",
+        entry["n_denoise_forwards"],
+        entry["n_forwards"],
     )
 
 
 NAMES = list(EVERY)
 CLEAN = [name for name in NAMES if not case_of(name).truncated]
-LONGEST = max(
-    len(prompt) for name, prompt in arrays("decode").items() if name.startswith("prompt.")
-)
 SIZE = max(case_of(name).whole for name in NAMES)
 STEPS = 3 * SIZE // 2
 
 
-def request_of(case: Case, new: int) -> decode.Request:
-    """One shape for all cases, so that those of a rule share a program."""
-    tokens = np.zeros((1, LONGEST), np.int32)
-    tokens[0, : len(case.prompt)] = case.prompt
-    stop = (*case.stop, *[-1] * (STOPS - len(case.stop)))
-    return decode.make_request(tokens, [len(case.prompt)], max_new_tokens=new, stop=stop)
-
-
 def everything(state, info):
-    """Records the canvas, who goes on, and what a call did."""
-    return state.rows.tokens, state.rows.done, info
+    return state.rows.tokens, info
+
+
+def asked(case: Case, new: int) -> decode.Request:
+    stop = (*case.stop, *[-1] * (STOPS - len(case.stop)))
+    return request_of(case.prompt, new, stop)
 
 
 def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndarray]]:
     """A decode and its steps: all of one row that read a block with masks."""
     network, params, spec = model()
     decoder = decoder.bind(network, SIZE, spec)
+    result, (tokens, info) = traced(
+        decoder, params, asked(case, new), case.knobs, STEPS, everything
+    )
     with jax.default_matmul_precision("highest"):
-        result, (tokens, done, info) = decode.trace(
-            decoder,
-            params,
-            request_of(case, new),
-            decoder.Knobs(**case.knobs),
-            n=STEPS,
-            record=everything,
-        )
-        logits = logits_of(network, params, info.hidden[:, 0])
-    running = ~np.concatenate([[False], np.asarray(done)[:-1, 0]])
-    kept = running & np.asarray(info.reads[:, 0])
-    at, where = np.asarray(info.at[:, 0]), np.asarray(info.where[:, 0])
-    after = np.asarray(tokens)[:, 0][
-        np.arange(STEPS)[:, None], at[:, None] + np.arange(network.block)
-    ]
-    steps = {
-        "block": at // network.block,
-        "step": np.asarray(info.step[:, 0]),
-        "before": np.where(where, spec.mask, after),
-        "pred": np.asarray(info.tokens[:, 0]),
-        "conf": np.asarray(info.scores[:, 0]),
-        "reveal": where,
+        logits = call(network, "logits", params, info.hidden[info.reads])
+    temperature = case.knobs.get("temperature", 1.0)
+    return result, steps_in(tokens, info) | {
+        "pred": info.tokens[info.reads],
+        "conf": info.scores[info.reads],
         "logits": np.asarray(logits),
-        "entropy": np.asarray(score.entropy(tempered(logits, case.knobs.get("temperature", 1.0)))),
+        "entropy": np.asarray(score.entropy(tempered(logits, temperature))),
     }
-    return result, {name: value[kept] for name, value in steps.items()}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def logits_of(network, params, hidden):
-    return network.logits(params, hidden)
 
 
 def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
@@ -177,7 +160,7 @@ def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
         elif name == "logits":
             assert_close(found[name], want, LOGITS)
         else:
-            np.testing.assert_array_equal(found[name], want, err_msg=name)
+            equal(found[name], want, err_msg=name)
 
 
 def until_stop(case: Case) -> int:
@@ -186,7 +169,7 @@ def until_stop(case: Case) -> int:
     return int(hits.argmax()) + 1 if hits.any() else case.whole
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@over(CLEAN)
 def test_steps(name):
     """Without fusions, a recorded step is a call; a row ends at its stop token, and where nothing
     follows a store.
@@ -201,7 +184,7 @@ def test_steps(name):
         assert 0 < count <= len(case["block"]) and result.reasons[0] == decode.Reason.STOP
     assert_steps(found, case, count)
     assert int(result.lengths[0]) == end
-    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    equal(result.tokens[0, :end], case["tokens"][:end])
     if end == case.whole:
         assert count == case.steps
         assert case.calls is None or int(result.network_calls[0]) == case.calls - 1
@@ -211,22 +194,22 @@ ONE_A_RULE = {case_of(name).rule: name for name in reversed(CLEAN)}.values()
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in CLEAN if name not in ONE_A_RULE]
 
 
-@pytest.mark.parametrize("name", [*ONE_A_RULE, *SELDOM])
+@over([*ONE_A_RULE, *SELDOM])
 def test_fusions_repeat_the_texts(name):
     """Each recorded denoising call is one call here, and nothing else is."""
     case = case_of(name)
     network, params, spec = model()
     decoder = decode.BlockDenoising(network, SIZE, spec, rule=case.rule)
     with jax.default_matmul_precision("highest"):
-        request = request_of(case, case.whole - len(case.prompt))
+        request = asked(case, case.whole - len(case.prompt))
         result = decode.run(decoder, params, request, decoder.Knobs(**case.knobs))
     end = until_stop(case)
-    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    equal(result.tokens[0, :end], case["tokens"][:end])
     calls = int(result.network_calls[0])
     assert calls == len(case["block"]) if end == case.whole else calls <= len(case["block"])
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@over(RECORDED)
 def test_programs(name):
     """The late end, and for one case confidences after truncation: every step, every token, every
     call.
@@ -237,7 +220,7 @@ def test_programs(name):
     assert_steps(found, case, len(case["block"]))
     assert (case.steps, case.calls) == (len(case["block"]), int(result.network_calls[0]))
     length = int(result.lengths[0])
-    np.testing.assert_array_equal(result.tokens[0, :length], case["tokens"][:length])
+    equal(result.tokens[0, :length], case["tokens"][:length])
     assert (case["tokens"][length:] == model()[2].mask).all() and length % model()[0].block == 0
     assert (length < case.whole) == (result.reasons[0] == decode.Reason.STOP)
 
@@ -261,7 +244,7 @@ def test_unequal_prompts_in_one_batch():
     with jax.default_matmul_precision("highest"):
         result = decode.run(decoder, params, request, decoder.Knobs(**wanted.knobs))
     for row, case in enumerate(group):
-        np.testing.assert_array_equal(result.tokens[row, : case.whole], case["tokens"])
+        equal(result.tokens[row, : case.whole], case["tokens"])
     assert result.network_calls.tolist() == [len(case["block"]) for case in group]
 
 
@@ -281,12 +264,12 @@ def filters() -> dict[str, decode.SamplingKnobs]:
     return found
 
 
-@pytest.mark.parametrize("name", filters())
+@over(filters())
 def test_truncation(name):
     logits, want = jnp.asarray(arrays("decode")["filter.logits"]), arrays("decode")[name]
     probs = filtered_probabilities(logits, filters()[name], top_p_rule="keep-renormalised")
     if not name.endswith("_probs"):
-        np.testing.assert_array_equal(probs > 0, np.isfinite(want))
+        equal(probs > 0, np.isfinite(want))
         want = np.asarray(jax.nn.softmax(jnp.asarray(want), axis=-1))
     assert_close(probs, want, PROBABILITIES)
 
@@ -297,5 +280,5 @@ def test_every_array_is_read():
     known = {f"{name}.{kind}" for name in NAMES for kind in kinds}
     known |= {f"prompt.{case['prompt']}" for case in EVERY.values()} | {"filter.logits", *filters()}
     assert arrays("decode").keys() <= known
-    told = cases("decode_cases")
-    assert (told["block_length"], told["mask_token_id"]) == (model()[0].block, model()[2].mask)
+    entry = cases("decode_cases")
+    assert (entry["block_length"], entry["mask_token_id"]) == (model()[0].block, model()[2].mask)

@@ -7,20 +7,22 @@ residuals.
 import dataclasses
 import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import read
-from recorded import assert_gradients, exported, part_of
+from recorded import assert_gradients, equal, exported, graded, near, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
 from paradec_jax.convert import mrp
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
-from paradec_jax.losses.residual import Unrolling
+from paradec_jax.losses.residual import Unrolling, lengths_of, noised
 
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
@@ -42,7 +44,7 @@ def call(backbone, network, frozen, params, tokens, positions, hidden, prefix):
     )
 
 
-def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
+def call_of(tokens, hidden, start: int, prefix=None, prepared: bool = False):
     """As `call`, of one row of the recorded model."""
     (backbone, frozen, _), (network, params) = model(), head()
     tokens = jnp.asarray(tokens)[None]
@@ -53,59 +55,65 @@ def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
     )
 
 
-@functools.cache
+@cache
 def context(prepared: bool = False):
     """What the head says of the prefix, and its keys and values as a cache."""
     want = arrays("mrp_forward")
-    residual, *_, out = said(want["prefix_ids"], want["prefix_hidden"], 0, prepared=prepared)
+    residual, *_, out = call_of(want["prefix_ids"], want["prefix_hidden"], 0, prepared=prepared)
     return residual, Prefix(out.kv, jnp.asarray([len(want["prefix_ids"])]))
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+def close(got, name: str) -> None:
+    """What was computed of a row is the recorded array."""
+    tolerance = RESIDUAL if name.endswith("residual_hidden") else LOGITS
+    assert_close(got, arrays("mrp_forward")[name], tolerance)
+
+
+@over([False, True], argument="prepared")
 def test_the_prefix(prepared):
     want, (residual, prefix) = arrays("mrp_forward"), context(prepared)
-    assert_close(residual[0], want["prefix_residual_hidden"], RESIDUAL)
+    close(residual[0], "prefix_residual_hidden")
     for i, kv in enumerate(prefix.kv):
         assert_close(jnp.swapaxes(kv.k[0], 1, 2), want["mrp_cache_k"][i], RESIDUAL)
         assert_close(kv.v[0], want["mrp_cache_v"][i], RESIDUAL)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@over([False, True], argument="prepared")
 def test_two_steps_in_a_block(prepared):
     want, (_, prefix), start = (
         arrays("mrp_forward"),
         context(prepared),
         len(arrays("mrp_forward")["prefix_ids"]),
     )
-    first, logits, corrected, out = said(
+    first, logits, corrected, out = call_of(
         want["step1_ids"], want["block_hidden"], start, prefix, prepared
     )
     assert out.counts == {"head_calls": 1}
-    assert_close(first[0], want["step1_residual_hidden"], RESIDUAL)
-    assert_close(logits[0], want["step1_residual_logits"], LOGITS)
-    assert_close(corrected[0], want["step1_corrected_logits"], LOGITS)
-    assert_close(want["block_logits"] + logits[0], want["step1_corrected_logits"], LOGITS)
-    assert_close(want["block_hidden"] + first[0], want["step2_hidden_in"], RESIDUAL)
-    second, _, corrected, _ = said(
+    close(first[0], "step1_residual_hidden")
+    close(logits[0], "step1_residual_logits")
+    close(corrected[0], "step1_corrected_logits")
+    close(want["block_logits"] + logits[0], "step1_corrected_logits")
+    close(want["block_hidden"] + first[0], "step2_hidden_in")
+    second, _, corrected, _ = call_of(
         want["step2_ids"], want["step2_hidden_in"], start, prefix, prepared
     )
-    assert_close(second[0], want["step2_residual_hidden"], RESIDUAL)
-    assert_close(corrected[0], want["step2_corrected_logits"], LOGITS)
+    close(second[0], "step2_residual_hidden")
+    close(corrected[0], "step2_corrected_logits")
 
 
 def test_a_block_without_its_prefix():
     want = arrays("mrp_forward")
-    residual, *_ = said(want["step1_ids"], want["block_hidden"], len(want["prefix_ids"]))
-    assert_close(residual[0], want["noprefix_step1_residual_hidden"], RESIDUAL)
+    residual, *_ = call_of(want["step1_ids"], want["block_hidden"], len(want["prefix_ids"]))
+    close(residual[0], "noprefix_step1_residual_hidden")
 
 
 def test_what_the_backbone_says_before_the_head():
     (network, params, _), want = model(), arrays("mrp_forward")
     whole = jnp.asarray(np.concatenate([want["prefix_ids"], want["block_ids_backbone"]]))[None]
     hidden, size = read(network, params, whole)[1][0], len(want["prefix_ids"])
-    assert_close(hidden[:size], want["prefix_hidden"], LOGITS)
-    assert_close(hidden[size:], want["block_hidden"], LOGITS)
-    assert_close(network.logits(params, hidden[size:]), want["block_logits"], LOGITS)
+    close(hidden[:size], "prefix_hidden")
+    close(hidden[size:], "block_hidden")
+    close(network.logits(params, hidden[size:]), "block_logits")
 
 
 def test_the_released_initialisation():
@@ -126,7 +134,10 @@ def test_the_released_initialisation():
 # Algorithm 1
 
 
-@functools.cache
+every_case = over(CASES)
+
+
+@cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     return part_of(arrays("mrp_loss"), f"{name}.")
 
@@ -170,31 +181,31 @@ def batch_of(name: str) -> dict[str, jax.Array]:
     return {key: jnp.asarray(value) for key, value in found.items()}
 
 
-@functools.cache
+@cache
 def unrolled_by(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
-    unrolling = Unrolling(backbone, network, spec, rules, None)
+    lengths = lengths_of(backbone, rules.blocks)
 
     @jax.jit
     def run(params, frozen, batch):
-        key = jax.random.key(0)
-        texts = unrolling.texts(batch, key)
-        steps = unrolling.unroll(params, frozen, texts, batch["reveals"])
-        values, found = unrolling.judge(frozen, texts, steps)
+        texts = noised(batch, jax.random.key(0), lengths, rules.noise, spec.alignment)
+        unrolling = Unrolling(backbone, network, spec, rules, None, frozen, texts)
+        steps = unrolling.unroll(params, batch["reveals"])
+        values, found = unrolling.judge(steps)
         losses = {
             name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name))
-            .weigh(texts, steps.still, values)
+            .weigh(steps.still, values)
             .mean
             for name in ("selfnorm", "official", "mean")
         }
         direct = dataclasses.replace(unrolling, rules=dataclasses.replace(rules, direct=True))
-        before = direct.judge(frozen, texts, steps._replace(residual=steps.base))[1]["kl"]
+        before = direct.judge(steps._replace(residual=steps.base))[1]["kl"]
         return steps, values, found, before, losses
 
     return run
 
 
-@functools.cache
+@cache
 def unrolled(name: str):
     return unrolled_by(rules_of(name))(head()[1], model()[1], batch_of(name))
 
@@ -206,16 +217,14 @@ def both(name: str, streams) -> np.ndarray:
     return np.concatenate([streams.noisy, streams.clean], axis=1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_steps(name):
     case, (steps, *_) = case_of(name), unrolled(name)
     if "hidden_A" in case:
         assert_close(both(name, steps.start), case["hidden_A"], LOGITS)
     for k in range(1, rules_of(name).unroll + 1):
-        np.testing.assert_array_equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
-        np.testing.assert_array_equal(
-            steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"])
-        )
+        equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
+        equal(steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"]))
         base, residual = (jax.tree.map(lambda x: x[k - 1], t) for t in (steps.base, steps.residual))  # noqa: B023
         taught = steps.start._replace(noisy=steps.taught[k - 1])
         for key, streams in (("in", base), ("residual", residual), ("teacher", taught)):
@@ -223,7 +232,7 @@ def test_steps(name):
                 assert_close(both(name, streams), case[f"s{k}.hidden_{key}"], LOGITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_divergences(name):
     case, (steps, values, found, before, _) = case_of(name), unrolled(name)
     without = found["uncorrected_kl"] if rules_of(name).direct else before
@@ -234,33 +243,31 @@ def test_divergences(name):
             assert_close(np.where(still, got[k - 1], 0), want, LOGITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_three_normalisers(name):
     case, (*_, losses) = case_of(name), unrolled(name)
     for kind, got in losses.items():
         want = [case[f"s{k}.loss_{kind}"] for k in range(1, len(got) + 1)]
-        np.testing.assert_allclose(got, want, rtol=LOSS)
-        np.testing.assert_allclose(np.mean(got), case[f"loss_{kind}"], rtol=LOSS)
+        near(got, want, rtol=LOSS)
+        near(np.mean(got), case[f"loss_{kind}"], rtol=LOSS)
 
 
 def test_a_denominator_is_negative():
     assert any(case_of(name)["s1.answer_len_corrected"] < 0 for name in CASES)
 
 
-@functools.cache
-def gradient_of(rules: ResidualRules):
+@cache
+def objective_of(rules: ResidualRules):
     (backbone, _, spec), (network, _) = model(), head()
-    return jax.jit(
-        jax.value_and_grad(residual_loss(backbone, network, spec, rules, chunk=5), has_aux=True)
-    )
+    return residual_loss(backbone, network, spec, rules, chunk=5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_gradients(name):
     case, (network, params) = case_of(name), head()
-    run = gradient_of(rules_of(name))
-    (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
-    np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
+    objective = objective_of(rules_of(name))
+    loss, metrics, grads = graded(objective, params, model()[1], batch_of(name))
+    near(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
     assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
 
@@ -273,8 +280,8 @@ def test_sizes_of_residuals():
     assert logits.shape == tuple(want["logits_shape"])
     for name, features in (("hidden", want["hidden"]), ("logits", np.asarray(logits))):
         found = magnitudes(features)
-        np.testing.assert_allclose(found.residual, want[f"{name}_residual_rms"], rtol=LOSS)
-        np.testing.assert_allclose(found.reference, want[f"{name}_reference_rms"], rtol=LOSS)
+        near(found.residual, want[f"{name}_residual_rms"], rtol=LOSS)
+        near(found.reference, want[f"{name}_reference_rms"], rtol=LOSS)
 
 
 def test_every_recorded_array_is_compared():

@@ -5,14 +5,23 @@ veto.
 sizes from the arrays.
 """
 
-import functools
+from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
-import pytest
 from marks import over
-from recorded_block_diffusion import arrays, assert_close, cases, head, model
+from recorded import equal
+from recorded_block_diffusion import (
+    arrays,
+    assert_close,
+    cases,
+    head,
+    model,
+    prompts,
+    request_of,
+    steps_in,
+    traced,
+)
 
 from experiments.decoders.residual_veto import ResidualVeto
 from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
@@ -21,8 +30,6 @@ from paradec_jax import decode
 PROBABILITIES, LOGITS = 1e-4, 2e-4
 RULES = {"low_confidence_static": "static", "low_confidence_dynamic": "dynamic"}
 RECORDED = cases("mrp_decode_cases")
-PROMPTS = {name: tokens for name, tokens in arrays("decode").items() if name.startswith("prompt.")}
-LONGEST = max(len(tokens) for tokens in PROMPTS.values())
 SIZE = max(len(tokens) for name, tokens in arrays("mrp_decode").items() if name.endswith(".tokens"))
 STEPS = 2 * SIZE
 
@@ -40,15 +47,22 @@ def found(name: str, kind: str) -> np.ndarray:
 
 
 def prompt_of(name: str) -> np.ndarray:
-    return PROMPTS[f"prompt.{RECORDED[name]['prompt']}"]
+    return prompts()[RECORDED[name]["prompt"]]
 
 
-def request_of(name: str, new: int | None = None) -> decode.Request:
-    """One shape for all cases, so that those of a decoder share a program."""
-    prompt, whole = prompt_of(name), len(found(name, "tokens"))
-    tokens = np.zeros((1, LONGEST), np.int32)
-    tokens[0, : len(prompt)] = prompt
-    return decode.make_request(tokens, [len(prompt)], max_new_tokens=new or whole - len(prompt))
+def asked(name: str) -> decode.Request:
+    prompt = prompt_of(name)
+    return request_of(prompt, len(found(name, "tokens")) - len(prompt))
+
+
+def assert_text(result: decode.Decoded, name: str) -> None:
+    want = found(name, "tokens")
+    equal(result.tokens[0, : len(want)], want)
+
+
+def calls_of(result: decode.Decoded) -> tuple[int, int]:
+    """Calls of the network and of the head."""
+    return int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
 
 
 def rule_of(name: str) -> tuple[str, dict[str, Any]]:
@@ -59,35 +73,22 @@ def rule_of(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def everything(state, info):
-    """Records the canvas, who goes on, drafts where there are any, and what a call did."""
-    return (
-        state.rows.tokens,
-        state.rows.done,
-        getattr(state, "where", ()),
-        getattr(state, "tokens", ()),
-        info,
-    )
+    """Records the canvas, drafts where there are any, and what a call did."""
+    return state.rows.tokens, getattr(state, "where", ()), getattr(state, "tokens", ()), info
 
 
-@functools.cache
+@cache
 def replayed(name: str, decoder: Any, **knobs: float) -> tuple[Any, Any]:
-    """The result of a decode, and what `everything` recorded of each step while the row was
-    running, on the host.
-    """
-    (network, params, spec), (own, head_params) = model(), head()
+    """The result of a decode, and what `everything` recorded of each step."""
+    (network, params, spec), (head_network, head_params) = model(), head()
     with_head = decoder.head is None
     # The residual is linear in the gain of the norm that it ends with.
     gain = head_params["final_norm"] * RECORDED[name].get("scale", 1.0)
     given: Any = {"network": params, "head": head_params | {"final_norm": gain}}
     if with_head:
-        decoder = type(decoder)(**{**vars(decoder), "head": own})
+        decoder = type(decoder)(**{**vars(decoder), "head": head_network})
     decoder = decoder.bind(network, SIZE, spec)
-    with jax.default_matmul_precision("highest"):
-        result, records = decode.trace(
-            decoder, given, request_of(name), decoder.Knobs(**knobs), n=STEPS, record=everything
-        )
-    running = ~np.concatenate([[False], np.asarray(records[1])[:-1, 0]])
-    return result, jax.tree.map(lambda x: np.asarray(x)[running][:, 0], records)
+    return traced(decoder, given, asked(name), knobs, STEPS, everything)
 
 
 def stores_of(name: str) -> tuple[int, int]:
@@ -106,30 +107,18 @@ def masks_before(tokens: np.ndarray, where: np.ndarray) -> np.ndarray:
 # The base decoder, and direct decoding
 
 
-@pytest.mark.parametrize("name", named("base"))
+@over(named("base"))
 def test_base(name):
     rule, knobs = rule_of(name)
     network, params, spec = model()
-    decoder = decode.BlockDenoising(
-        network, SIZE, spec, rule=rule, fuse_store=False, fuse_prompt=False
-    )
-    with jax.default_matmul_precision("highest"):
-        result, (tokens, done, _, _, info) = decode.trace(
-            decoder, params, request_of(name), decoder.Knobs(**knobs), n=STEPS, record=everything
-        )
-    kept = ~np.concatenate([[False], np.asarray(done)[:-1, 0]]) & np.asarray(info.reads[:, 0])
-    at, where = np.asarray(info.at[:, 0])[kept], np.asarray(info.where[:, 0])[kept]
-    after = np.asarray(tokens)[kept, 0][
-        np.arange(len(at))[:, None], at[:, None] + np.arange(network.block)
-    ]
-    assert len(at) == RECORDED[name]["target_denoise"]
-    np.testing.assert_array_equal(
-        result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens")
-    )
-    np.testing.assert_array_equal(at // network.block, found(name, "block"))
-    np.testing.assert_array_equal(np.asarray(info.step[:, 0])[kept], found(name, "step"))
-    np.testing.assert_array_equal(where, found(name, "reveal"))
-    np.testing.assert_array_equal(np.where(where, spec.mask, after), found(name, "before"))
+    plain = {"fuse_store": False, "fuse_prompt": False}
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule, **plain)
+    result, (tokens, *_, info) = traced(decoder, params, asked(name), knobs, STEPS, everything)
+    steps = steps_in(tokens, info)
+    assert len(steps["block"]) == RECORDED[name]["target_denoise"]
+    assert_text(result, name)
+    for kind, got in steps.items():
+        equal(got, found(name, kind), err_msg=kind)
 
 
 def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]]:
@@ -142,11 +131,11 @@ def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]
     ), knobs
 
 
-@pytest.mark.parametrize("name", named("direct"))
+@over(named("direct"))
 def test_direct(name):
     """Every round of every call: without fusions a recorded call is a call."""
     decoder, knobs = direct_of(name, fuse_store=False, fuse_prompt=False)
-    result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
+    result, (tokens, _, _, info) = replayed(name, decoder, **knobs)
     block, rows = model()[0].block, []
     for i in np.flatnonzero(info.reads):
         rounds = np.flatnonzero(info.where[i].any(axis=-1))
@@ -154,21 +143,19 @@ def test_direct(name):
         at, where = info.at[i], info.where[i][rounds]
         before = masks_before(tokens[i][at : at + block], where)
         for it in rounds:
-            said = info.tokens[i][it], info.scores[i][it]
-            rows.append((at // block, info.step[i], it, before[it], where[it], *said))
+            choice = info.tokens[i][it], info.scores[i][it]
+            rows.append((at // block, info.step[i], it, before[it], where[it], *choice))
     kinds = ("block", "step", "it", "before", "reveal", "tok", "conf")
     made = dict(zip(kinds, map(np.array, zip(*rows, strict=True)), strict=True))
     for kind, got in made.items():
         if kind == "conf":
             assert_close(got, found(name, kind), PROBABILITIES)
         else:
-            np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
-    whole = len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-    case, (prompts, stores) = RECORDED[name], stores_of(name)
-    calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
-    asked = case["target_denoise"], case.get("mrp_forwards", 0)
-    assert calls == tuple(count + prompts + stores for count in asked)
+            equal(got, found(name, kind), err_msg=kind)
+    assert_text(result, name)
+    case, more = RECORDED[name], sum(stores_of(name))
+    counts = case["target_denoise"], case.get("mrp_forwards", 0)
+    assert calls_of(result) == tuple(count + more for count in counts)
 
 
 @over(named("direct"), named("direct")[1:])  # the laws prove the same on stubs
@@ -176,22 +163,17 @@ def test_fusions_repeat_the_texts(name):
     """Stores and prompts ride along, with the network and with the head."""
     decoder, knobs = direct_of(name)
     result, _ = replayed(name, decoder, **knobs)
-    whole, case = len(found(name, "tokens")), RECORDED[name]
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-    assert result.counts["network_calls"][0] == case["target_denoise"]
-    prompts, stores = stores_of(name)
-    assert (
-        case["mrp_forwards"]
-        <= result.counts["head_calls"][0]
-        <= case["mrp_forwards"] + prompts + stores
-    )
+    assert_text(result, name)
+    case, (calls, of_head) = RECORDED[name], calls_of(result)
+    assert calls == case["target_denoise"]
+    assert 0 <= of_head - case["mrp_forwards"] <= sum(stores_of(name))
 
 
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
     """The rounds of the fresh variant: each begins where a call ended, and the next call verifies
     what it drafts.
     """
-    _, _, where, drafted, info = records
+    _, where, drafted, info = records
     rounds: list[dict[str, np.ndarray]] = []
     for i in range(len(info.at)):
         if info.stored[i]:
@@ -205,9 +187,9 @@ def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
         reveals = np.concatenate([reveal[None], where[i]])
         tokens = np.concatenate([info.choices.tokens[i][last][None], drafted[i]])
         states = [start]
-        for shown, said in zip(reveals, tokens, strict=True):
-            states.append(np.where(shown, said, states[-1]))
-        own = {
+        for shown, drawn in zip(reveals, tokens, strict=True):
+            states.append(np.where(shown, drawn, states[-1]))
+        new = {
             "block": info.at[i] // block,
             "start": start,
             "cands": np.stack(states),
@@ -215,25 +197,25 @@ def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
             "draft_tok": tokens,
         }
         if (states[1] != model()[2].mask).all():  # complete without a draft: nothing to verify
-            own |= {"accepted": np.int32(1), "end": states[1]}
-        rounds.append(own)
+            new |= {"accepted": np.int32(1), "end": states[1]}
+        rounds.append(new)
     return rounds
 
 
 def assert_rounds(rounds: list[dict[str, np.ndarray]], name: str) -> None:
     """Rounds are those recorded; of drafts beyond the last one the recorded tokens say nothing."""
-    made = {kind: np.stack([own[kind] for own in rounds]) for kind in rounds[0]}
+    made = {kind: np.stack([each[kind] for each in rounds]) for kind in rounds[0]}
     some = found(name, "draft_reveal").any(axis=-1)
     for kind, got in made.items():
         want = found(name, kind)
         if kind == "draft_tok":
             got, want = got[some], want[some]
-        np.testing.assert_array_equal(got, want, err_msg=kind)
+        equal(got, want, err_msg=kind)
     case = RECORDED[name]
     assert (len(rounds), int(some.sum())) == (case["rounds"], case["drafts"])
 
 
-@pytest.mark.parametrize("name", [name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
+@over([name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
 def test_speculative(name):
     """Every round of the fresh variant, without fusions; calls and the head's calls, stores and
     prompts counted.
@@ -242,15 +224,11 @@ def test_speculative(name):
     plain = {"fuse_store": False, "fuse_prompt": False, "ride": False}
     decoder = decode.ResidualSpeculative(rule=rule, candidates=case["K"], **plain)
     result, records = replayed(name, decoder, **knobs)
-    whole = len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    assert_text(result, name)
     assert_rounds(rounds_of(records, model()[0].block), name)
-    prompts, stores = stores_of(name)
-    calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
-    assert calls == (
-        case["seed_forwards"] + case["verify_forwards"] + prompts + stores,
-        case["drafts"] - case["rounds"] + prompts + stores,
-    )
+    more = sum(stores_of(name))
+    calls = case["seed_forwards"] + case["verify_forwards"]
+    assert calls_of(result) == (calls + more, case["drafts"] - case["rounds"] + more)
 
 
 @over(SPECULATIVE, SPECULATIVE[1:])  # the laws prove the same on stubs
@@ -259,50 +237,46 @@ def test_speculation_repeats_the_base(name):
     them.
     """
     case, (rule, knobs) = RECORDED[name], rule_of(name)
-    whole, counts = len(found(name, "tokens")), []
+    counts = []
     for ride in (False, True):
         decoder = decode.ResidualSpeculative(rule=rule, candidates=max(case["K"], 2), ride=ride)
         result, _ = replayed(name, decoder, **knobs)
-        np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-        counts.append(int(result.counts["network_calls"][0]))
+        assert_text(result, name)
+        counts.append(calls_of(result)[0])
     if case["K"] > 1:
         assert counts[0] == case["seed_forwards"] + case["verify_forwards"]
     assert counts[1] <= counts[0]
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
+@over(OFFICIAL)
 def test_the_released_loop(name):
     """Drafts from scores of one reveal before; with and without the head's cache."""
     case = RECORDED[name]
     decoder = ReleasedSpeculative(candidates=case["K"], context=case["mrp_prefix_kv"])
-    result, records = replayed(name, decoder)
-    tokens, _, _, _, info = records
-    whole, block = len(found(name, "tokens")), model()[0].block
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-    verifying = np.flatnonzero(info.drafts.exists[:, 1:].any(axis=-1))
+    result, (tokens, where, drafted, info) = replayed(name, decoder)
+    block = model()[0].block
+    assert_text(result, name)
     rounds = []
-    for i in verifying:
-        at = info.at[i]
-        states, drafted = info.drafts.tokens[i], records[2][i - 1]
+    for i in np.flatnonzero(info.drafts.exists[:, 1:].any(axis=-1)):
+        at, states = info.at[i], info.drafts.tokens[i]
         rounds.append(
             {
                 "block": at // block,
                 "start": states[0],
                 "cands": states,
-                "draft_reveal": drafted,
-                "draft_tok": records[3][i - 1],
+                "draft_reveal": where[i - 1],
+                "draft_tok": drafted[i - 1],
                 "accepted": info.accepted[i],
                 "end": tokens[i][at : at + block],
             }
         )
     assert_rounds(rounds, name)
-    prompts, stores = stores_of(name)
+    more = sum(stores_of(name))
     # The last block is stored too, for a row ends there; the head is asked for what is drafted, and
     # no more.
-    of_head = case["drafts"] - case["rounds"] + case["mrp_prefix_kv"] * (prompts + stores)
-    calls = case["seed_forwards"] + case["verify_forwards"] + prompts + stores + 1
-    assert int(result.counts["network_calls"][0]) == calls
-    assert int(result.counts["head_calls"][0]) == of_head
+    of_head = case["drafts"] - case["rounds"] + case["mrp_prefix_kv"] * more
+    calls = case["seed_forwards"] + case["verify_forwards"] + more + 1
+    assert calls_of(result) == (calls, of_head)
 
 
 def test_judging_positions_is_lossy():
@@ -313,15 +287,14 @@ def test_judging_positions_is_lossy():
     different = total = 0
     for name in names:
         result, _ = replayed(name, LossyPositionWise(candidates=3))
-        start, whole = len(prompt_of(name)), len(found(name, "tokens"))
-        different += int(
-            np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:])
-        )
-        total += whole - start
+        start, want = len(prompt_of(name)), found(name, "tokens")
+        other = np.asarray(result.tokens)[0, : len(want)] != want
+        different += int(other[start:].sum())
+        total += len(want) - start
     assert different > total / 10
 
 
-@pytest.mark.parametrize("name", [*named("remask"), *named("remask_conf")])
+@over([*named("remask"), *named("remask_conf")])
 def test_veto(name):
     case = RECORDED[name]
     judge = "change" if case["mode"] == "remask" else "confidence"
@@ -330,28 +303,20 @@ def test_veto(name):
         decoder: Any = ResidualVeto(judge=judge, fuse_store=False, fuse_prompt=False)
     else:
         decoder = ReleasedVeto(judge=judge)
-    result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
-    block, kept, whole = model()[0].block, info.reads, len(found(name, "tokens"))
-    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-    at, where, asked = info.at[kept], info.where[kept], info.asked[kept]
-    after = tokens[kept][np.arange(len(at))[:, None], at[:, None] + np.arange(block)]
-    made = {
-        "block": at // block,
-        "step": info.step[kept],
-        "before": np.where(where, model()[2].mask, after),
-        "tok": info.tokens[kept],
-        "proposed": info.proposed[kept],
-        "reveal": where,
-    }
-    for kind, got in made.items():
-        np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
-    assert_close(info.scores[kept], found(name, "conf"), PROBABILITIES)
-    assert_close(info.gate[kept][asked], found(name, "gate")[asked], LOGITS)
-    assert asked.any() and len(at) == case["target_denoise"]
-    np.testing.assert_array_equal(asked, found(name, "proposed").sum(axis=1) > 1)
+    result, (tokens, _, _, info) = replayed(name, decoder, **knobs)
+    assert_text(result, name)
+    reads = info.reads
+    asked = info.asked[reads]
+    made = {"tok": info.tokens[reads], "proposed": info.proposed[reads]}
+    for kind, got in (made | steps_in(tokens, info)).items():
+        equal(got, found(name, kind), err_msg=kind)
+    assert_close(info.scores[reads], found(name, "conf"), PROBABILITIES)
+    assert_close(info.gate[reads][asked], found(name, "gate")[asked], LOGITS)
+    assert asked.any() and len(asked) == case["target_denoise"]
+    equal(asked, found(name, "proposed").sum(axis=1) > 1)
     if case["mrp_prefix_kv"]:
         fused, _ = replayed(name, ResidualVeto(judge=judge), **knobs)
-        np.testing.assert_array_equal(fused.tokens[0, :whole], found(name, "tokens"))
+        assert_text(fused, name)
         assert fused.counts["network_calls"][0] == case["target_denoise"]
 
 
@@ -366,7 +331,7 @@ def test_every_array_is_read():
     of_case = {
         name: kinds[case["mode"].partition("_")[0]].split() for name, case in RECORDED.items()
     }
-    known = {f"{name}.{kind}" for name, own in of_case.items() for kind in own}
+    known = {f"{name}.{kind}" for name, each in of_case.items() for kind in each}
     assert arrays("mrp_decode").keys() == known
     modes = [name for mode in ("base", "direct", "remask", "remask_conf") for name in named(mode)]
     assert sorted([*modes, *SPECULATIVE, *OFFICIAL]) == sorted(RECORDED)

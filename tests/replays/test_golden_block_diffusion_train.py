@@ -4,13 +4,13 @@ gradients.
 Cases come from the keys of train.npz; `recorded_block_diffusion` says where it lies.
 """
 
-import functools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from recorded import assert_gradients, exported, part_of
+from marks import over
+from recorded import assert_gradients, equal, exported, graded, near, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
 from paradec_jax.convert import qwen2
@@ -24,7 +24,10 @@ GRADIENT = 5e-4  # of an array's largest entry
 CASES = sorted({key.partition(".")[0] for key in arrays("train")})
 
 
-@functools.cache
+every_case = over(CASES)
+
+
+@cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     return part_of(arrays("train"), f"{name}.")
 
@@ -39,7 +42,7 @@ def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-@functools.cache
+@cache
 def found_in(name: str):
     return jax.tree.map(
         np.asarray, layout_of(jnp.asarray(case_of(name)["position_ids"]), model()[0].block)
@@ -60,18 +63,18 @@ def test_there_are_plain_and_packed_rows():
     assert min(counts.values()) == 1 and max(counts.values()) > 2, counts
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_samples_are_found_in_packed_rows(name):
     samples = found_in(name).samples
     for i, row in enumerate(samples):
-        np.testing.assert_array_equal(np.bincount(row), case_of(name)[f"sample_lengths{i}"])
+        equal(np.bincount(row), case_of(name)[f"sample_lengths{i}"])
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_the_doubled_layout(name):
     case, layout, (_, _, spec) = case_of(name), found_in(name), model()
     noisy = np.where(case["masked"], spec.mask, case["input_ids"])
-    np.testing.assert_array_equal(noisy, case["noisy_ids"])
+    equal(noisy, case["noisy_ids"])
     seen = jax.tree.map(np.asarray, masks_of(jax.tree.map(jnp.asarray, layout)))
     mask = np.block([[seen.noisy, seen.before], [np.zeros_like(seen.clean), seen.clean]])
     for i, samples in enumerate(layout.samples):
@@ -82,39 +85,38 @@ def test_the_doubled_layout(name):
             "concat_keep": np.concatenate([case["masked"][i], np.zeros_like(case["masked"][i])]),
         }
         for key, row in rows.items():
-            np.testing.assert_array_equal(row[order], case[key][i], err_msg=key)
-        np.testing.assert_array_equal(mask[i][order][:, order], case["concat_mask"][i])
+            equal(row[order], case[key][i], err_msg=key)
+        equal(mask[i][order][:, order], case["concat_mask"][i])
 
 
-@functools.cache
-def step_of():
+@cache
+def objective():
     network, _, spec = model()
-    objective = block_diffusion_loss(network, spec)
-    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+    return block_diffusion_loss(network, spec)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_logits_of_hidden_tokens(name):
     case, (network, params, _) = case_of(name), model()
 
     @jax.jit
-    def said(params, clean, noisy, layout):
+    def logits_of(params, clean, noisy, layout):
         return network.logits(params, read_both(network, params, clean, noisy, layout).noisy)
 
     layout = jax.tree.map(jnp.asarray, found_in(name))
-    logits = said(params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout)
+    logits = logits_of(
+        params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout
+    )
     chosen, targets = np.asarray(logits)[case["masked"]], case["input_ids"][case["masked"]]
     assert_close(chosen, case["logits_masked"], LOGITS)
-    np.testing.assert_array_equal(targets, case["target"])
+    equal(targets, case["target"])
     assert_close(token_losses(jnp.asarray(chosen), jnp.asarray(targets))[0], case["ce"], LOGITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_loss_and_gradients(name):
     case, (network, params, _) = case_of(name), model()
-    (loss, metrics), grads = step_of()(params, None, batch_of(case), jax.random.key(0))
+    loss, metrics, grads = graded(objective(), params, None, batch_of(case))
     assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
-    np.testing.assert_allclose(
-        metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6
-    )
+    near(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
     assert_gradients(exported(qwen2, network.config, grads), case, GRADIENT)

@@ -4,15 +4,15 @@ Models are named by the files `NAME_logits.npz` and `NAME_greedy.npz`; their wei
 of that name, or beside the files. Parallel decoders and training have test files of their own.
 """
 
-import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
 from reading import positions_of
-from recorded import assert_close
+from recorded import assert_close, jitted
 from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
 from paradec_jax import decode
@@ -35,7 +35,7 @@ def test_folder_holds_recorded_arrays():
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def forward(network: TransformerNetwork, params, tokens, positions, window_mask):
     """Logits, keys and values of a window, and what each block and the final norm put out."""
 
@@ -56,42 +56,40 @@ def forward(network: TransformerNetwork, params, tokens, positions, window_mask)
     return network.logits(params, hidden), states, kv
 
 
-@functools.cache
+@cache
 def plain(name: str):
     network, params, _ = model(name)
     tokens = jnp.asarray(arrays(name, "logits")["input_ids"])
     return forward(network, params, tokens, positions_of(tokens), masks.causal(tokens.shape[1]))
 
 
-@pytest.mark.parametrize("name", models("logits"))
-def test_logits(name):
-    assert_close(plain(name)[0], arrays(name, "logits")["logits"], TOLERANCES.get(name, TOLERANCE))
+def close(name: str, got: jax.Array, array: str) -> None:
+    """What was computed is the recorded array."""
+    assert_close(got, arrays(name, "logits")[array], TOLERANCES.get(name, TOLERANCE))
 
 
-@pytest.mark.parametrize("name", models("logits"))
-def test_hidden_states(name):
-    want = arrays(name, "logits")["hidden_states"]
-    assert_close(plain(name)[1], want, TOLERANCES.get(name, TOLERANCE))
+every_model = over(models("logits"))
 
 
-@pytest.mark.parametrize("name", models("logits"))
-def test_cache_contents(name):
-    want, kv = arrays(name, "logits"), plain(name)[2]
-    tolerance = TOLERANCES.get(name, TOLERANCE)
-    assert_close(jnp.stack([layer.k.swapaxes(-1, -2) for layer in kv]), want["cache_k"], tolerance)
-    assert_close(jnp.stack([layer.v for layer in kv]), want["cache_v"], tolerance)
+@every_model
+def test_a_pass_over_whole_texts(name):
+    logits, states, kv = plain(name)
+    close(name, logits, "logits")
+    close(name, states, "hidden_states")
+    close(name, jnp.stack([layer.k.swapaxes(-1, -2) for layer in kv]), "cache_k")
+    close(name, jnp.stack([layer.v for layer in kv]), "cache_v")
 
 
-@pytest.mark.parametrize("name", models("logits"))
+@every_model
 def test_custom_positions_and_mask(name):
     network, params, _ = model(name)
     want = arrays(name, "logits")
     tokens, positions = want["input_ids"][:1], want["custom_pos"][None]
     logits, _, _ = forward(network, params, tokens, positions, want["custom_mask"])
-    assert_close(logits[0], want["custom_logits"], TOLERANCES.get(name, TOLERANCE))
+    close(name, logits[0], "custom_logits")
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def feed(network: TransformerNetwork, params, cache, tokens, at):
     """A window after `at` cached positions; it is stored at once."""
     start = jnp.full(tokens.shape[0], at, jnp.int32)
@@ -99,7 +97,7 @@ def feed(network: TransformerNetwork, params, cache, tokens, at):
     return network.logits(params, out.hidden), network.write(cache, out.kv, start)
 
 
-@functools.cache
+@cache
 def fed(name: str):
     """Logits of the recorded tokens, fed in pieces, and the cache that they leave."""
     network, params, _ = model(name)
@@ -117,23 +115,20 @@ def fed(name: str):
     return jnp.concatenate(logits, axis=1), cache, at - DROPPED
 
 
-@pytest.mark.parametrize("name", models("logits"))
+@every_model
 def test_fed_through_a_cache(name):
-    assert_close(
-        fed(name)[0], arrays(name, "logits")["cached_logits"], TOLERANCES.get(name, TOLERANCE)
-    )
+    close(name, fed(name)[0], "cached_logits")
 
 
-@pytest.mark.parametrize("name", models("logits"))
+@every_model
 def test_fed_after_dropping_entries(name):
     """Nothing is done to drop them: what lies beyond the trusted length is not seen, then
     overwritten.
     """
     network, params, _ = model(name)
-    want = arrays(name, "logits")
     _, cache, trusted = fed(name)
-    logits, _ = feed(network, params, cache, jnp.asarray(want["retrim_ids"]), trusted)
-    assert_close(logits, want["retrim_logits"], TOLERANCES.get(name, TOLERANCE))
+    again = jnp.asarray(arrays(name, "logits")["retrim_ids"])
+    close(name, feed(network, params, cache, again, trusted)[0], "retrim_logits")
 
 
 def rotations() -> list[tuple[str, str]]:
@@ -141,7 +136,7 @@ def rotations() -> list[tuple[str, str]]:
     return [(n, a) for n in models("logits") for a in arrays(n, "logits") if a.startswith("rope_")]
 
 
-@pytest.mark.parametrize(("name", "array"), rotations())
+@over(rotations(), argument="name, array")
 def test_rotation(name, array):
     config = model(name)[0].config
     at = re.fullmatch(r"rope_(?:inv_freq|(?:cos|sin)_p(\d+))", array)
@@ -156,7 +151,7 @@ def test_rotation(name, array):
     assert_close(got, arrays(name, "logits")[array], ANGLES)
 
 
-@pytest.mark.parametrize("name", models("greedy"))
+@over(models("greedy"))
 def test_greedy_outputs(name):
     network, params, spec = model(name)
     prompts, outputs = recorded_rows(name)
@@ -173,7 +168,7 @@ def test_greedy_outputs(name):
             )
 
 
-@pytest.mark.parametrize("name", models("greedy"))
+@over(models("greedy"))
 def test_greedy_margins(name):
     """Best minus second logit of each step, from one pass over prompt and output."""
     network, params, _ = model(name)

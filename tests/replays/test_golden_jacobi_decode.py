@@ -5,15 +5,17 @@ share a program, those of several models too.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator
+from functools import cache, cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
+from recorded import equal
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
@@ -31,12 +33,12 @@ KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote
 # What was recorded
 
 
-@functools.cache
+@cache
 def fields_of(model: str) -> dict[str, Any]:
     return read_json(folder_of(model) / "config.json")
 
 
-@functools.cache
+@cache
 def loaded(model: str) -> tuple[TransformerNetwork, Any]:
     """Network and parameters; a tied output matrix is written out beforehand, so that models share
     programs.
@@ -57,7 +59,7 @@ class Case:
     kind: str
     tag: str
 
-    @functools.cached_property
+    @cached_property
     def prompts(self) -> list[int]:
         names = [str(name).split("/p") for name in arrays(self.model, self.kind)["names"]]
         return [int(prompt) for tag, prompt in names if tag == self.tag]
@@ -121,13 +123,12 @@ def test_folder_holds_recorded_runs():
 # Replaying it
 
 
-def stacked(values: list[np.ndarray], rows: int, *shape: int) -> jax.Array:
-    """Integers of unequal shape, padded with -1; rows that are missing repeat the last one."""
-    result = np.full((rows, *shape), -1, np.int32)
-    for i in range(rows):
-        value = values[min(i, len(values) - 1)]
-        result[(i, *map(slice, value.shape))] = value
-    return jnp.asarray(result)
+def padded(values: list[np.ndarray], *shape: int) -> np.ndarray:
+    """Arrays of unequal shape in one, padded with -1."""
+    result = np.full((len(values), *shape), -1, np.int32)
+    for place, value in zip(result, values, strict=True):
+        place[tuple(map(slice, value.shape))] = value
+    return result
 
 
 def iterations(case: Case) -> list[int]:
@@ -194,7 +195,7 @@ def decoder_of(case: Case) -> Any:
     )
 
 
-@functools.cache
+@cache
 def widest_prompt() -> int:
     return max(int(arrays(model, "greedy")["prompt_len"].max()) for model in MODELS)
 
@@ -205,29 +206,34 @@ def request_of(case: Case) -> decode.Request:
     """
     group, n = group_of(case), case.block
     rows = max(len(other.prompts) for other in group)
+
+    def filled(values):
+        """As many as there are rows; those that are missing repeat the last one."""
+        return [*values, *values[-1:] * (rows - len(values))]
+
+    def stacked(name: str, *shape: int):
+        return jnp.asarray(padded(filled(case.of(name)), *shape))
+
     greedy = arrays(case.model, "greedy")
-    chosen = [case.prompts[min(i, len(case.prompts) - 1)] for i in range(rows)]
-    prompts = [greedy["prompts"][i][: greedy["prompt_len"][i]] for i in chosen]
-    tokens = np.maximum(stacked(prompts, rows, widest_prompt()), 0)
+    prompts = [greedy["prompts"][i][: greedy["prompt_len"][i]] for i in filled(case.prompts)]
+    tokens = np.maximum(padded(prompts, widest_prompt()), 0)
     recorded = {}
     if case.kind == "running_window":
         steps = max(max(iterations(other)) for other in group)
-        recorded["windows"] = stacked(case.of("it_draft"), rows, steps, n)
+        recorded["windows"] = stacked("it_draft", steps, n)
     else:
         name = "init_draft" if case.kind == "trajectories" else "call_draft"
         calls = max(len(draft) for other in group for draft in other.of(name))
-        recorded["drafts"] = stacked(case.of(name), rows, calls, n)
+        recorded["drafts"] = stacked(name, calls, n)
     if case.kind != "trajectories":
-        recorded["prefill_drafts"] = stacked(case.of("prefill_draft"), rows, n)
+        recorded["prefill_drafts"] = stacked("prefill_draft", n)
         if "drafts" in recorded:  # the first comes from the prefill
             recorded["drafts"] = recorded["drafts"].at[:, 0].set(-1)
-    budgets = budgets_of(case)
-    budgets += budgets[-1:] * (rows - len(budgets))
     lengths = [len(prompt) for prompt in prompts]
     return decode.make_request(
         tokens,
         lengths,
-        max_new_tokens=budgets,
+        max_new_tokens=filled(budgets_of(case)),
         stop=(case.stop,),
         recorded=replicas.RecordedBlocks(**recorded),
     )
@@ -250,7 +256,7 @@ def knobs_of(case: Case, decoder: Any) -> Any:
     )
 
 
-@functools.cache
+@cache
 def replayed(case: Case) -> tuple[decode.Decoded, Any]:
     """The result and the info of every network call."""
     decoder, request = decoder_of(case), request_of(case)
@@ -306,36 +312,29 @@ def runs(case: Case) -> Iterator[Run]:
         yield Run(case, row)
 
 
-def padded(values: list[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """Arrays of unequal shape in one, padded with -1."""
-    result = np.full_like(like, -1)
-    assert len(values) == len(like)
-    for place, value in zip(result, values, strict=True):
-        place[tuple(map(slice, value.shape))] = value
-    return result
-
-
 def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]) -> None:
     """What all block decoders record, given what each network call was fed and predicted, [rows,
     length].
     """
     got, draft = run.got, run.want("call_draft")
+
+    def alike_to(name: str, values: list[np.ndarray]) -> np.ndarray:
+        return padded(values, *run.want(name).shape[1:])
+
     # A call that begins with a stop token reads a cache that the program has cut wrongly.
     sound = draft[run.want("it_call"), 0] != run.case.stop
     run.exactly(
         it_call=got["block_call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens]
     )
-    run.exactly(
-        it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens"))
-    )
-    run.exactly(sound, it_past=got["cached"], it_argmax=padded(predicted, run.want("it_argmax")))
+    run.exactly(it_len=[t.shape[1] for t in tokens], it_tokens=alike_to("it_tokens", tokens))
+    run.exactly(sound, it_past=got["cached"], it_argmax=alike_to("it_argmax", predicted))
     calls = [np.flatnonzero(got["block_call"] == call) for call in range(len(draft))]
     ends = np.cumsum([got["committed"][at].sum() for at in calls])
     outs = np.split(np.array(run.output), ends[:-1])
     run.exactly(
         call_iters=[len(at) for at in calls],
         call_draft=[tokens[at[0]][0, : run.case.block] for at in calls],
-        call_out=padded(outs, run.want("call_out")),
+        call_out=alike_to("call_out", outs),
         call_out_len=[len(out) for out in outs],
     )
     known = np.array([got["known"][at[-1]] for at in calls])
@@ -344,7 +343,7 @@ def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray])
     run.ends_alike()
 
 
-@pytest.mark.parametrize("case", parameters("jacobi_decode"))
+@over(parameters("jacobi_decode"), argument="case")
 def test_blocks(case):
     for run in runs(case):
         start = run.got["start"]
@@ -355,7 +354,7 @@ def test_blocks(case):
         run.exactly(prefill_argmax=run.got["before"][0], spawn_iter=[], promote_iter=[])
 
 
-@pytest.mark.parametrize("case", parameters("multiblock_main", "multiblock_promote"))
+@over(parameters("multiblock_main", "multiblock_promote"), argument="case")
 def test_multi_block(case):
     for run in runs(case):
         got = run.got
@@ -373,7 +372,7 @@ def test_multi_block(case):
         run.exactly(promote_iter=promoted, promote_block=got["promoted"][promoted])
 
 
-@pytest.mark.parametrize("case", parameters("running_window"))
+@over(parameters("running_window"), argument="case")
 def test_running_window(case):
     for run in runs(case):
         got = run.got
@@ -381,7 +380,7 @@ def test_running_window(case):
         run.ends_alike()
 
 
-@pytest.mark.parametrize("case", parameters("trajectories"))
+@over(parameters("trajectories"), argument="case")
 def test_trajectories(case):
     result, infos = replayed(case)
     for row, blocks in enumerate(trajectories(infos)[: len(case.prompts)]):
@@ -389,9 +388,7 @@ def test_trajectories(case):
             name: case.of(name)[row]
             for name in ("points", "point_block", "num_forwards", "kv_start")
         }
-        np.testing.assert_array_equal(
-            np.concatenate([block.points for block in blocks]), want["points"]
-        )
+        equal(np.concatenate([block.points for block in blocks]), want["points"])
         counts = [len(block.points) for block in blocks]
         assert np.repeat(np.arange(len(blocks)), counts).tolist() == want["point_block"].tolist()
         assert [block.network_calls for block in blocks] == want["num_forwards"].tolist()
@@ -401,13 +398,13 @@ def test_trajectories(case):
         assert result.completions()[row] == case.of("output")[row].tolist()
 
 
-@pytest.mark.parametrize("case", parameters("trajectories")[:1])
+@over(parameters("trajectories")[:1], argument="case")
 def test_aliased_trajectories_lose_their_draft(case):
     _, infos = replayed(case)
     for true, stored in zip(trajectories(infos), trajectories(infos, aliased=True), strict=True):
         for one, other in zip(true, stored, strict=True):
-            np.testing.assert_array_equal(other.points[0], one.points[-1])
-            np.testing.assert_array_equal(other.points[1:], one.points[1:])
+            equal(other.points[0], one.points[-1])
+            equal(other.points[1:], one.points[1:])
             assert (one.points[0] != one.points[-1]).any()
 
 
@@ -423,7 +420,7 @@ def probability_names() -> list:
     ]
 
 
-@pytest.mark.parametrize(("model", "name"), probability_names())
+@over(probability_names(), argument="model, name")
 def test_target_probabilities(model, name):
     stored = arrays(model, "running_window")
     temperature, top_k, top_p = re.fullmatch(

@@ -7,15 +7,16 @@ its keys.
 """
 
 import dataclasses
-import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import read
-from recorded import assert_close, exported, part_of
+from recorded import assert_close, equal, exported, graded, near, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
@@ -48,7 +49,7 @@ GRADIENTS = {
 }
 
 
-@functools.cache
+@cache
 def model(name: str):
     """Network, parameters and special tokens; the original code knows one stop token."""
     network, params, spec = imported(name)
@@ -110,7 +111,7 @@ def told_by_id(batch: dict[str, np.ndarray], pad: int) -> dict[str, np.ndarray]:
     return batch | {f"{name}_real": batch[name] != pad for name in ("prompt", "noisy", "clean")}
 
 
-@functools.cache
+@cache
 def case_of(name: str, tag: str) -> Case:
     found = arrays(name, "train")
     inner = part_of(found, f"{tag}/")
@@ -143,7 +144,7 @@ def test_folder_holds_recorded_arrays():
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
 
 
-@pytest.mark.parametrize(("name", "tag"), cases("train"))
+@over(cases("train"), argument="name, tag")
 def test_selection_and_packing(name, tag):
     case, rng = case_of(name, tag), np.random.default_rng(0)
     points = [
@@ -151,38 +152,36 @@ def test_selection_and_packing(name, tag):
         for block, ratio in zip(case["points"], case["point_ratio"], strict=True)
     ]
     for block, ratio in zip(points, case["point_ratio"], strict=True):
-        np.testing.assert_array_equal(
-            noise_ratio(block).astype(np.float32), ratio[~np.isnan(ratio)]
-        )
+        equal(noise_ratio(block).astype(np.float32), ratio[~np.isnan(ratio)])
     selection = Selection(window=case.window)
     targets = selection.targets(case.pairs, rng)
-    np.testing.assert_array_equal(targets.astype(np.float32), case["target_ratio"])
+    equal(targets.astype(np.float32), case["target_ratio"])
     # The released data had overwritten the first iterate with the fixed point.
     overwritten = [np.concatenate([block[-1:], block[1:]]) for block in points]
     generation = Generation(
         0, case["packed_ids"][: case.prompt], overwritten, case.pairs * case.block
     )
     chosen = selection.chosen(generation, rng)
-    np.testing.assert_array_equal(chosen, case["traj_position_indices"])
-    np.testing.assert_array_equal(generation.fixed, case.blocks[:, 1])
+    equal(chosen, case["traj_position_indices"])
+    equal(generation.fixed, case.blocks[:, 1])
     noisy = [iterates[i] for iterates, i in zip(overwritten, chosen, strict=True)]
-    np.testing.assert_array_equal(noisy, case.blocks[:, 0])
+    equal(noisy, case.blocks[:, 0])
 
 
-@pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "mask"))
+@over(cases("train", "mask"), argument="name, tag, sub")
 def test_masks_and_pairs(name, tag, sub):
     case, rules = case_of(name, tag), rules_of(sub)
     _, _, spec = model(name)
     mask = mask_of(case.prompt, case.pairs, case.block, rules.window_of(case.pairs))
-    np.testing.assert_array_equal(mask, case[f"{sub}/mask"])
+    equal(mask, case[f"{sub}/mask"])
     positions = positions_of(case.batch["prompt_lengths"], case.prompt, case.pairs, case.block)
-    np.testing.assert_array_equal(positions[0], case["position_ids"])
+    equal(positions[0], case["position_ids"])
 
     pairs = jax.tree.map(np.asarray, counted(case.padded(spec.pad), spec, rules))
     noisy, clean = case.places(0), case.places(1)
     flipped = case["packed_ids"].copy()
     flipped[clean] = pairs.clean[0]
-    np.testing.assert_array_equal(flipped, case["ids_after_eos_flip"])
+    equal(flipped, case["ids_after_eos_flip"])
 
     prompt = np.flatnonzero(pairs.prompt_weight[0])
     answer = np.flatnonzero(pairs.block_weight[0])
@@ -205,13 +204,13 @@ def test_masks_and_pairs(name, tag, sub):
     as_it_is = dataclasses.replace(rules, after_eos="keep")
     all_offsets = np.asarray(counted(batch, spec, as_it_is).keep[0])
     offsets = np.flatnonzero(all_offsets)
-    np.testing.assert_array_equal(noisy[offsets], case[f"{sub}/student_pos"])
-    np.testing.assert_array_equal(clean[offsets], case[f"{sub}/teacher_pos"])
-    np.testing.assert_array_equal(pairs.keep[0][offsets], case[f"{sub}/cons_keep"])
+    equal(noisy[offsets], case[f"{sub}/student_pos"])
+    equal(clean[offsets], case[f"{sub}/teacher_pos"])
+    equal(pairs.keep[0][offsets], case[f"{sub}/cons_keep"])
     assert not pairs.keep[0][~all_offsets].any()
 
 
-@pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "logits"))
+@over(cases("train", "logits"), argument="name, tag, sub")
 def test_logits(name, tag, sub):
     network, params, _ = model(name)
     case, rules = case_of(name, tag), rules_of(sub)
@@ -221,7 +220,7 @@ def test_logits(name, tag, sub):
     assert_close(packed[0], case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
 
 
-@functools.cache
+@cache
 def step_of(name: str, rules: ConsistencyRules):
     """Loss, terms and gradient; the weight of the next-token term is an argument."""
     network, _, spec = model(name)
@@ -234,7 +233,7 @@ def step_of(name: str, rules: ConsistencyRules):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def graded(name: str, case: Case, rules: ConsistencyRules):
+def result_of(name: str, case: Case, rules: ConsistencyRules):
     """What `step_of` gives; rules that read the same passes share a program."""
     if rules.window_of(case.pairs) == case.pairs:
         shared = dataclasses.replace(
@@ -253,10 +252,10 @@ def global_norm(grads) -> float:
     )
 
 
-@pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "loss_total"))
+@over(cases("train", "loss_total"), argument="name, tag, sub")
 def test_loss_and_gradient(name, tag, sub):
     case, rules = case_of(name, tag), rules_of(sub)
-    loss, terms, grads = graded(name, case, rules)
+    loss, terms, grads = result_of(name, case, rules)
     assert case[f"{sub}/ar_weight"] == rules.ar_weight
     for which in ("", "unpacked_"):
         if f"{sub}/{which}loss_total" in case.arrays:
@@ -269,10 +268,10 @@ def test_loss_and_gradient(name, tag, sub):
         if f"{sub}/{key}" in case.arrays:
             want = case[f"{sub}/{key}"]
             noise = GRADIENT_NOISE * max(np.abs(want).max(), 1)
-            np.testing.assert_allclose(tensors[parameter], want, rtol=GRADIENT, atol=noise)
+            near(tensors[parameter], want, rtol=GRADIENT, atol=noise)
 
 
-@pytest.mark.parametrize(("name", "tag"), cases("cllm_loss"))
+@over(cases("cllm_loss"), argument="name, tag")
 def test_cllm(name, tag):
     network, params, spec = model(name)
     found = arrays(name, "cllm_loss")
@@ -286,11 +285,8 @@ def test_cllm(name, tag):
         "pairs": jnp.asarray([1]),
     }
     batch = told_by_id(batch, spec.pad)
-    step = jax.jit(jax.value_and_grad(cllm_loss(network, spec), has_aux=True))
-    (loss, terms), grads = step(params, None, batch, jax.random.key(0))
+    loss, terms, grads = graded(cllm_loss(network, spec), params, None, batch)
     assert_relative(10 * terms["ar"], found[f"{tag}/loss_ar_x10"], LOSS)
     assert_relative(terms["consistency"], found[f"{tag}/loss_cons"], LOSS)
     assert_relative(loss, found[f"{tag}/total"], LOSS)
-    assert_relative(
-        global_norm(jax.tree.map(np.asarray, grads)), found[f"{tag}/grad_global_norm"], NORM
-    )
+    assert_relative(global_norm(grads), found[f"{tag}/grad_global_norm"], NORM)

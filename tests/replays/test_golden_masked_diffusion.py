@@ -2,16 +2,16 @@
 always zero.
 """
 
-import functools
 import json
 import shutil
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from reading import positions_of, read
-from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
+from recorded import equal, jitted
+from recorded_masked_diffusion import FOLDER, arrays, assert_close, assert_log_probs, model
 
 from paradec_jax import store
 from paradec_jax.convert import mdlm
@@ -22,7 +22,6 @@ from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
 
 TOLERANCE = 1e-4
-MASKS_COLUMN = 0.13  # log-probabilities near -1e6, which float32 knows to 1/16
 READ = {  # arrays of forward.npz, each by the test that compares it
     "x0",
     "xt",
@@ -39,7 +38,7 @@ def hidden_after() -> list[str]:
     return [f"hidden_after_block_{i}" for i in range(model()[0].config.layers)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def call(network, params, tokens, level=None):
     """Head inputs and logits, what each block puts out, and the attended heads of the first; of a
     noise level.
@@ -72,7 +71,7 @@ def call(network, params, tokens, level=None):
     return network.logits(params, hidden), outputs, joined
 
 
-@functools.cache
+@cache
 def plain():
     network, params, _ = model()
     return call(network, params, jnp.asarray(arrays("forward")["xt"]))
@@ -101,53 +100,49 @@ def test_both_configs_describe_the_model(tmp_path):
     nested = store.load(tmp_path, dtype="float32")
     assert (nested.config, nested.token_spec) == (network.config, spec)
     assert spec.mask == network.vocab_size - 1 and spec.alignment == "own"
-    jax.tree.map(np.testing.assert_array_equal, nested.params, params)
+    jax.tree.map(equal, nested.params, params)
 
 
-def test_raw_logits():
-    assert_close(plain()[0], arrays("forward")["raw_logits"], TOLERANCE)
+def close(got, name: str) -> None:
+    """What was computed is the recorded array."""
+    assert_close(got, arrays("forward")[name], TOLERANCE)
+
+
+def test_a_pass():
+    """Logits, the attended heads of the first block, and what each block puts out."""
+    logits, outputs, heads = plain()
+    close(logits, "raw_logits")
+    close(heads, "block0_attn_heads_out")
+    for name in hidden_after():
+        close(outputs[int(name.rpartition("_")[2])], name)
 
 
 def test_logits_of_prepared_parameters():
     network, params, _ = model()
     logits, *_ = read(network, network.prepare(params), jnp.asarray(arrays("forward")["xt"]))
-    assert_close(logits, arrays("forward")["raw_logits"], TOLERANCE)
+    close(logits, "raw_logits")
 
 
 def test_log_probabilities():
     want, mask = arrays("forward"), model()[2].mask
     tokens = want["xt"]
     got = np.asarray(subs(plain()[0], jnp.asarray(tokens), mask))
+    assert_log_probs(got, want["log_probs"])
     others = np.arange(got.shape[-1]) != mask
-    assert_close(got[..., others], want["log_probs"][..., others], TOLERANCE)
-    assert_close(got[..., mask], want["log_probs"][..., mask], MASKS_COLUMN)
     masked = tokens == mask
     assert masked.any() and not masked[0].any()
-    np.testing.assert_array_equal(
-        got[~masked], want["log_probs"][~masked]
-    )  # carried over, to the bit
-    np.testing.assert_array_equal(tokens[~masked], want["x0"][~masked])
+    equal(got[~masked], want["log_probs"][~masked])  # carried over, to the bit
+    equal(tokens[~masked], want["x0"][~masked])
     assert np.exp(got[masked][:, mask]).max() == 0
     lowered = np.asarray(without_mask(plain()[0], mask))
-    np.testing.assert_array_equal(lowered[..., others], np.asarray(plain()[0])[..., others])
+    equal(lowered[..., others], np.asarray(plain()[0])[..., others])
 
 
 def test_noise_map():
     params, level = model()[1], jnp.zeros(len(arrays("forward")["sigma_passed"]))
-    got = noise_map(
-        level, *(params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
-    )
-    assert_close(got, arrays("forward")["sigma_map_out"], TOLERANCE)
-
-
-def test_attended_heads_of_the_first_block():
-    assert_close(plain()[2], arrays("forward")["block0_attn_heads_out"], TOLERANCE)
-
-
-@pytest.mark.parametrize("name", hidden_after())
-def test_hidden_states(name):
-    got = plain()[1][int(name.rpartition("_")[2])]
-    assert_close(got, arrays("forward")[name], TOLERANCE)
+    leaves = (params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
+    got = noise_map(level, *leaves)
+    close(got, "sigma_map_out")
 
 
 def test_a_noise_level_would_matter():
@@ -157,5 +152,5 @@ def test_a_noise_level_would_matter():
     network, params, _ = model()
     want = arrays("forward")
     got, *_ = call(network, params, jnp.asarray(want["xt"]), jnp.asarray(want["sigma_passed"]))
-    assert_close(got[:1], want["raw_logits_if_time_conditioned_row0"], TOLERANCE)
+    close(got[:1], "raw_logits_if_time_conditioned_row0")
     assert np.abs(got[0] - want["raw_logits"][0]).max() > 100 * TOLERANCE

@@ -4,13 +4,15 @@ what they cost.
 Sizes, steps and strides are read from the arrays.
 """
 
-import functools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import over
 from reading import read
+from recorded import equal, near
 from recorded_masked_diffusion import FOLDER, arrays, model
 
 from experiments.replicas import RecordedRaces, ReleasedMasked, ReleasedStrided
@@ -39,17 +41,17 @@ def test_categorical_draws():
     """Ties, zeros and negative weights, uniforms from 0 to the largest float below 1."""
     want = arrays("categorical")
     got = race(jnp.asarray(want["probs"])[None], jnp.asarray(want["u"])[None])[0]
-    np.testing.assert_array_equal(got, want["index_float32"])
+    equal(got, want["index_float32"])
     denominator = 1e-10 - jnp.log(jnp.asarray(want["u"]) + 1e-10)
-    np.testing.assert_allclose(denominator, want["denom_float32"], rtol=1e-6, atol=1e-12)
+    near(denominator, want["denom_float32"], rtol=1e-6, atol=1e-12)
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(want[name], jnp.float64)[None] for name in ("probs", "u")}
-        np.testing.assert_array_equal(race(wide["probs"], wide["u"])[0], want["index_float64"])
+        equal(race(wide["probs"], wide["u"])[0], want["index_float64"])
         denominator = 1e-10 - jnp.log(wide["u"][0] + 1e-10)
-        np.testing.assert_allclose(denominator, want["denom_float64"], rtol=1e-12)
+        near(denominator, want["denom_float64"], rtol=1e-12)
 
 
-@functools.cache
+@cache
 def probabilities() -> jax.Array:
     """Of the tokens, given the state of steps.npz."""
     network, params, spec = model()
@@ -84,40 +86,36 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@over(WEIGHTS)
 def test_steps(name):
     want, (x, t, s, u, mask) = arrays("steps"), steps_of()
     weights = WEIGHTS[name](probabilities(), x, t, s, mask)
     masked = np.asarray(x == mask)
     if f"{name}_q" in want:
-        np.testing.assert_allclose(weights[masked], want[f"{name}_q"][masked], atol=1e-4)
+        near(weights[masked], want[f"{name}_q"][masked], atol=1e-4)
     drawn = np.asarray(race(weights, u))
     if "analytic" in name or "denoiser" in name:
-        np.testing.assert_array_equal(
-            drawn, want[f"{name}_x_next"], err_msg="clean positions are drawn too"
-        )
-    np.testing.assert_array_equal(np.where(masked, drawn, x), want[f"{name}_x_next"])
+        equal(drawn, want[f"{name}_x_next"], err_msg="clean positions are drawn too")
+    equal(np.where(masked, drawn, x), want[f"{name}_x_next"])
 
 
 def test_the_final_denoise_is_an_argmax():
     x, *_, mask = steps_of()
     best = jnp.argmax(probabilities(), axis=-1)
-    np.testing.assert_array_equal(
-        jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"]
-    )
+    equal(jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"])
 
 
 def state_and_info(state, info):
     return state.rows.tokens, info
 
 
-@pytest.mark.parametrize(("file", "name"), recorded())
+@over(recorded(), argument="file, name")
 def test_trajectories(file, name):
     network, params, spec = model()
     want = arrays(file)
     states, final = want[f"{name}_x_before_each_step"], want[f"{name}_final"]
     (steps, batch, length), options = states.shape, PROGRAMS[name]
-    np.testing.assert_array_equal(rules.linspace(1.0, rules.LAST, steps + 1), want["timesteps"])
+    equal(rules.linspace(1.0, rules.LAST, steps + 1), want["timesteps"])
     recorded = RecordedRaces(races=jnp.asarray(want["u"].transpose(1, 0, 2, 3)))
     given = states[0] != spec.mask
     if name == "sdtt_prompted":  # which forces a last token as well
@@ -134,8 +132,8 @@ def test_trajectories(file, name):
         result, (canvases, infos) = decode.trace(
             decoder, params, request, n=steps + 1, record=state_and_info
         )
-    np.testing.assert_array_equal(np.asarray(canvases)[: steps - 1], states[1:])
-    np.testing.assert_array_equal(result.tokens, final)
+    equal(np.asarray(canvases)[: steps - 1], states[1:])
+    equal(result.tokens, final)
     assert (result.reasons == decode.Reason.BUDGET).all()
     if f"{name}_nfe" in want:
         assert result.network_calls.tolist() == [int(want[f"{name}_nfe"])] * batch
@@ -166,14 +164,14 @@ def test_sliding_windows():
         result, (canvases, infos) = decode.trace(
             decoder, params, request, n=windows * (steps + 1), record=state_and_info
         )
-    np.testing.assert_array_equal(result.tokens, want["final_tokens"])
+    equal(result.tokens, want["final_tokens"])
     assert int(np.asarray(infos.changed).sum()) == want["sampling_steps"]
     lengths = rules.tokens_before(np.asarray(result.tokens), int(want["eos_id"]))
-    np.testing.assert_array_equal(lengths, want["sequence_lengths"])
+    equal(lengths, want["sequence_lengths"])
     canvases = np.asarray(canvases).reshape(windows, steps + 1, batch, -1)
     for w in range(windows):
         seen = canvases[w, : steps - 1, :, w * stride : w * stride + length]
-        np.testing.assert_array_equal(seen, states[w, 1:], err_msg=f"window {w}")
+        equal(seen, states[w, 1:], err_msg=f"window {w}")
 
 
 def test_every_array_is_read():

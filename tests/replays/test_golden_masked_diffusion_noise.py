@@ -2,14 +2,15 @@
 the average.
 """
 
-import functools
 import json
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
+from recorded import equal, graded, jitted, near
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, assert_gradients, model
 
 from paradec_jax.convert import mdlm
@@ -52,7 +53,7 @@ def rate(schedule: Schedule, t):
     return schedule.weight(t) * jnp.expm1(schedule.sigma(t))
 
 
-@pytest.mark.parametrize("name", recorded("schedule", r"\w+_(sigma|rate|importance_transform)"))
+@over(recorded("schedule", r"\w+_(sigma|rate|importance_transform)"))
 def test_schedule(name):
     kind, what = name.split("_", 1)
     schedule, t = Schedule(SCHEDULE_NAMES.get(kind, kind)), jnp.asarray(arrays("schedule")["t"])
@@ -62,33 +63,31 @@ def test_schedule(name):
         got, tolerance = schedule.sigma(t), {"atol": 1e-5, "rtol": 1e-4}
     else:
         got, tolerance = rate(schedule, t), {"atol": 3e-4, "rtol": 1e-3}
-    np.testing.assert_allclose(got, arrays("schedule")[name], **tolerance)
+    near(got, arrays("schedule")[name], **tolerance)
 
 
 def test_noise_at_both_ends():
     want = arrays("schedule")
     found = FORMULAS["loglinear"].sigmas
-    np.testing.assert_allclose(
-        found, (want["loglinear_sigma_min"], want["loglinear_sigma_max"]), atol=1e-5, rtol=1e-4
-    )
-    np.testing.assert_allclose(LOGLINEAR.log_range, (-6.90825, np.log(0.999)), atol=1e-5)
+    near(found, (want["loglinear_sigma_min"], want["loglinear_sigma_max"]), atol=1e-5, rtol=1e-4)
+    near(LOGLINEAR.log_range, (-6.90825, np.log(0.999)), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "times"),
+@over(
     [
         ("mdlm_antithetic", MDLM_TIMES),
         ("mdlm_plain", Times("plain", 1e-3)),
         ("mdlm_importance", MDLM_TIMES),
         ("sdtt_antithetic", SDTT_TIMES),
     ],
+    argument="name, times",
 )
 def test_times(name, times):
     uniforms, want = (arrays("schedule")[f"{part}_{name}"] for part in "ut")
     got = times.at(jnp.asarray(uniforms), len(want))
     if name.endswith("importance"):
         got = LOGLINEAR.importance(got)
-    np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-4)
+    near(got, want, atol=1e-5, rtol=1e-4)
 
 
 def batch_of() -> dict:
@@ -101,49 +100,46 @@ def batch_of() -> dict:
     }
 
 
-@functools.cache
+@cache
 def noised(tag: str):
     """Noised tokens, which are hidden, and the weight of each row."""
     key = jax.random.key(0)
     return jax.tree.map(np.asarray, noise(batch_of(), RULES[tag], model()[2].mask, key, key))
 
 
-@functools.cache
-def graded(tag: str):
+@cache
+def result_of(tag: str):
+    """Loss, metrics and gradients."""
     network, params, spec = model()
     objective = masked_diffusion_loss(network, spec, RULES[tag], dropout=False, chunk=10)
-    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    (loss, metrics), grads = graded(params, None, batch_of(), jax.random.key(0))
-    return float(loss), metrics, jax.tree.map(np.asarray, grads)
+    return graded(objective, params, None, batch_of())
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def nll_of(network, params, tokens, targets, mask):
     return token_losses(
         without_mask(network.logits(params, read(network, params, tokens)), mask), targets
     )[0]
 
 
-@pytest.mark.parametrize("tag", RULES)
+@over(RULES, argument="tag")
 def test_what_is_hidden(tag):
     want = arrays("nelbo")
-    np.testing.assert_array_equal(noised(tag)[0], want[f"{tag}_xt"])
+    equal(noised(tag)[0], want[f"{tag}_xt"])
     t = RULES[tag].times.at(jnp.asarray(want["u_t"]), len(want["u_t"]))
-    np.testing.assert_allclose(
-        RULES[tag].at(t)[0], want[f"{tag}_move_chance"][:, 0], rtol=1e-4, atol=1e-6
-    )
+    near(RULES[tag].at(t)[0], want[f"{tag}_move_chance"][:, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_weights_of_continuous_time():
     want, schedule = arrays("nelbo"), RULES["cont"].schedule
     t = MDLM_TIMES.at(jnp.asarray(want["u_t"]), len(want["u_t"]))
-    np.testing.assert_allclose(t, want["cont_t"], atol=1e-6)
-    np.testing.assert_allclose(schedule.sigma(t), want["cont_sigma"], atol=1e-5, rtol=1e-4)
-    np.testing.assert_allclose(rate(schedule, t), want["cont_dsigma"], atol=3e-4, rtol=1e-3)
-    np.testing.assert_allclose(schedule.weight(t), want["cont_weight"], rtol=1e-5)
+    near(t, want["cont_t"], atol=1e-6)
+    near(schedule.sigma(t), want["cont_sigma"], atol=1e-5, rtol=1e-4)
+    near(rate(schedule, t), want["cont_dsigma"], atol=3e-4, rtol=1e-3)
+    near(schedule.weight(t), want["cont_weight"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("tag", RULES)
+@over(RULES, argument="tag")
 def test_loss_of_each_token(tag):
     """Where the original is not a number, at t = 1 / T, ours is the weight T times the loss."""
     want, (network, params, spec) = arrays("nelbo"), model()
@@ -152,13 +148,13 @@ def test_loss_of_each_token(tag):
     got = weight[:, None] * nll * hidden * want["attention_mask"]
     known = np.isfinite(want[f"{tag}_nlls"])
     undefined = np.isclose(weight, 16, rtol=1e-6) if tag == "T16" else np.zeros(len(weight), bool)
-    np.testing.assert_array_equal(known.all(axis=1), ~undefined)
-    np.testing.assert_allclose(got[known], want[f"{tag}_nlls"][known], rtol=1e-4, atol=1e-5)
+    equal(known.all(axis=1), ~undefined)
+    near(got[known], want[f"{tag}_nlls"][known], rtol=1e-4, atol=1e-5)
     assert np.isfinite(got).all()
     loss = got.sum() / want["attention_mask"].sum()
-    np.testing.assert_allclose(graded(tag)[0], loss, rtol=1e-5)
+    near(result_of(tag)[0], loss, rtol=1e-5)
     if known.all():
-        np.testing.assert_allclose(graded(tag)[0], want[f"{tag}_loss"], rtol=1e-4)
+        near(result_of(tag)[0], want[f"{tag}_loss"], rtol=1e-4)
     else:
         assert np.isnan(want[f"{tag}_loss"])
 
@@ -166,12 +162,12 @@ def test_loss_of_each_token(tag):
 def test_gradients():
     order = json.loads((FOLDER / "key_layout.json").read_text())["parameter_order_for_ema"]
     assert order == mdlm.parameter_order(model()[0].config)
-    assert_gradients(graded("cont")[2], arrays("nelbo"))
+    assert_gradients(result_of("cont")[2], arrays("nelbo"))
 
 
-@pytest.mark.parametrize(
-    ("name", "decay", "warmup"),
+@over(
     [("09999", 0.9999, True), ("02", 0.2, True), ("0999_noupd", 0.999, False)],
+    argument="name, decay, warmup",
 )
 def test_average(name, decay, warmup):
     want = arrays("ema")

@@ -4,13 +4,13 @@ Names, shapes and cases come from its manifest and arrays; a kind of run that th
 list is not tested.
 """
 
-import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
+from marks import over
 from recorded_recurrent_depth import (
     FOLDER,
     KINDS,
@@ -36,9 +36,7 @@ def test_folder_holds_recorded_runs():
         assert file.is_file(), f"{file} is listed in the manifest, but missing"
 
 
-@pytest.mark.parametrize(
-    "name", names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?")
-)
+@over(names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?"))
 def test_forward(name):
     what, r, positions = re.fullmatch(r"(\w+)_r(\d+)(?:_(\w+)_positions)?", name).groups()
     assert_close(forward_of("forward", int(r), positions)[what], arrays("forward")[name])
@@ -49,7 +47,7 @@ def keys_of(window) -> jax.Array:
     return window.prelude[0].k.transpose(0, 3, 1, 2)
 
 
-@functools.cache
+@cache
 def parts_of_forward() -> dict:
     """What a forward pass computes on its way to the logits."""
     want = arrays("forward")
@@ -96,6 +94,6 @@ INPUTS = r"input_ids|init_state|position_ids_\w+"
 OUTPUTS = r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?"
 
 
-@pytest.mark.parametrize("name", names("forward", rf"(?!({INPUTS}|{OUTPUTS})$).*"))
+@over(names("forward", rf"(?!({INPUTS}|{OUTPUTS})$).*"))
 def test_forward_part(name):
     assert_close(parts_of_forward()[name], arrays("forward")[name])

@@ -2,13 +2,15 @@
 contents.
 """
 
-import functools
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from marks import over
+from recorded import jitted
 from recorded_recurrent_depth import (
     RUNS,
     arrays,
@@ -25,7 +27,7 @@ from paradec_jax.decode import Prefix
 FED_TOGETHER = 4  # first tokens of the ragged runs
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def feed(net, params, cache, tokens, positions, at, state, steps):
     """A window through a cache, `steps` recurrences; the window is stored at once."""
     view, window = net.view(positions, Prefix(cache, at)), net.empty_window(*tokens.shape)
@@ -44,7 +46,7 @@ def feed(net, params, cache, tokens, positions, at, state, steps):
     )
 
 
-@functools.cache
+@cache
 def feed_pieces(strategy: str, pieces: tuple[tuple[int, int], ...]):
     """Feeds pieces of (length, recurrences) one after the other; every window has the length of the
     longest.
@@ -95,13 +97,13 @@ def test_cache_logits_without_a_cache():
     assert_close(forward_of("cache", r)["logits"], arrays("cache")["logits_full"])
 
 
-@pytest.mark.parametrize("name", names("cache", r"(logits|latent)_(full|shared)_\w+"))
+@over(names("cache", r"(logits|latent)_(full|shared)_\w+"))
 def test_cache(name):
     logits, latents, _ = by_plan(name)
     assert_close(logits if name.startswith("logits") else latents, arrays("cache")[name])
 
 
-@pytest.mark.parametrize("name", names("cache", r"shared_[KV]_slot_-?\d+"))
+@over(names("cache", r"shared_[KV]_slot_-?\d+"))
 def test_cache_contents(name):
     keys_or_values, slot = re.fullmatch(r"shared_([KV])_slot_(-?\d+)", name).groups()
     cache = by_plan("shared_one_by_one")[2]
@@ -116,14 +118,14 @@ def test_cache_contents(name):
     assert_close(stored[:, :, : want.shape[2]], want)
 
 
-@pytest.mark.parametrize("name", names("cache", r"cache_slots_\w+"))
+@over(names("cache", r"cache_slots_\w+"))
 def test_cache_slots(name):
     cache = by_plan(name)[2]
     core = sum(kv.k.shape[1] if kv.k.ndim == 5 else 1 for kv in cache.core)
     assert arrays("cache")[name].tolist() == [*range(-len(cache.coda), len(cache.prelude) + core)]
 
 
-@pytest.mark.parametrize("name", names("cache", r"logits_ragged_\w+"))
+@over(names("cache", r"logits_ragged_\w+"))
 def test_cache_with_ragged_depths(name):
     steps = arrays("cache")["ragged_steps"].tolist()
     pieces = ((FED_TOGETHER, steps[0]), *((1, n) for n in steps[FED_TOGETHER:]))

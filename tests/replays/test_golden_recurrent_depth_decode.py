@@ -2,13 +2,13 @@
 leave.
 """
 
-import functools
 from itertools import islice
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import over
+from recorded import call
 from recorded_recurrent_depth import (
     arrays,
     assert_close,
@@ -48,7 +48,7 @@ def request_of(case: dict, extra: int = 0) -> decode.Request:
     )
 
 
-@pytest.mark.parametrize("case", cases("static_ar"))
+@over(cases("static_ar"), argument="case")
 def test_static_autoregressive(case):
     decoder = decoder_of(decode.Static, case)
     knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
@@ -56,12 +56,7 @@ def test_static_autoregressive(case):
     assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def read_prompt(decoder, params, request, knobs):
-    return decoder.read_prompt(params, request, knobs)
-
-
-@pytest.mark.parametrize("case", cases("adaptive"))
+@over(cases("adaptive"), argument="case")
 def test_adaptive(case):
     decoder = decoder_of(
         replicas.ReleasedAdaptive,
@@ -79,7 +74,7 @@ def test_adaptive(case):
         **sampling_of(case),
     )
     steps, values = [], []
-    _, read = read_prompt(decoder, params(), request_of(case), decoder.knobs(knobs))
+    _, read = call(decoder, "read_prompt", params(), request_of(case), decoder.knobs(knobs))
     for state, info in decode.stream(decoder, params(), request_of(case), knobs):
         info = read if info is None else info
         steps.append(int(info.recurrences[0]))
@@ -99,7 +94,7 @@ def test_adaptive(case):
         assert np.nanmax(np.abs(measured[:, :checks] - recorded)) <= tolerance
 
 
-@pytest.mark.parametrize("case", cases("speculative"))
+@over(cases("speculative"), argument="case")
 def test_speculative(case):
     lookahead = case["lookahead_for_draft"]
     decoder = decoder_of(
@@ -122,7 +117,7 @@ def test_speculative(case):
     assert row(result) == want[f"tokens_{name}"].tolist()
 
 
-@pytest.mark.parametrize("case", cases("sampling"))
+@over(cases("sampling"), argument="case")
 def test_filtered_probabilities(case):
     values = {k: case[k] for k in ("top_k", "top_p", "min_p") if case.get(k) is not None}
     knobs = decode.SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)

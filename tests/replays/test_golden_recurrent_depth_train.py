@@ -1,13 +1,12 @@
 """Recorded losses and gradients of the original recurrent-depth program."""
 
-import functools
 import re
+from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from recorded import exported
+from marks import over
+from recorded import exported, graded
 from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
 
 from paradec_jax.convert import huginn
@@ -16,7 +15,7 @@ from paradec_jax.losses import poisson_lognormal, recurrent_loss
 LOSS = 2e-5
 
 
-@functools.cache
+@cache
 def gradients_of(tag: str):
     """Loss, and gradients under the names and in the layout of the original program."""
     want = arrays("training")
@@ -30,25 +29,24 @@ def gradients_of(tag: str):
         "recurrence": jnp.int32(constant + carried),
         "step": jnp.int32(0),
     }
-    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    (loss, _), grads = graded(params(), None, batch, jax.random.key(0))
-    return float(loss), exported(huginn, model().config, grads)
+    loss, _, grads = graded(objective, params(), None, batch)
+    return loss, exported(huginn, model().config, grads)
 
 
-@pytest.mark.parametrize("name", names("training", r"loss_\w+"))
+@over(names("training", r"loss_\w+"))
 def test_loss(name):
     loss, _ = gradients_of(name.removeprefix("loss_"))
     assert abs(loss - float(arrays("training")[name])) <= LOSS
 
 
-@pytest.mark.parametrize("name", names("training", r"grad_\w+::.*"))
+@over(names("training", r"grad_\w+::.*"))
 def test_gradient(name):
     tag, parameter = name.removeprefix("grad_").split("::")
     want = arrays("training")[name]
     assert_close(gradients_of(tag)[1][parameter], want, 1e-4 * np.abs(want).max() + 1e-6)
 
 
-@pytest.mark.parametrize("name", names("training", r"gradnorm_(?!names$)\w+"))
+@over(names("training", r"gradnorm_(?!names$)\w+"))
 def test_gradient_norms(name):
     grads = gradients_of(name.removeprefix("gradnorm_"))[1]
     parameters = arrays("training")["gradnorm_names"].tolist()

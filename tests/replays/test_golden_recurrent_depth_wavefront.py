@@ -1,13 +1,11 @@
 """Recorded steps of the original wavefront sampler."""
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import arrays_in
+from recorded import arrays_in, call
 from recorded_recurrent_depth import (
     ARRAYS,
     FOLDER,
@@ -91,28 +89,13 @@ def wave_of(run: dict):
     return decoder, request, knobs
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def start_of_wave(decoder, params, request, knobs):
-    return decoder.init(params, request, knobs)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def refine_wave(decoder, params, state, knobs):
-    return decoder.refine(params, state, knobs)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def advance_wave(decoder, state, refined, knobs):
-    return decoder.advance(state, refined, knobs)
-
-
 def step_of_wave(decoder, params, state, knobs):
     """A step in its two halves: runs that refine alike share the half that takes long to compile."""
     alike = dataclasses.replace(
         decoder, rule="latent-diff", headway=1, continuous=False, prefill_prompt=True, recurrence=1
     )
-    refined = refine_wave(alike, params, state, knobs)
-    return refined, *advance_wave(decoder, state, refined, knobs)
+    refined = call(alike, "refine", params, state, knobs)
+    return refined, *call(decoder, "advance", state, refined, knobs)
 
 
 class Recording:
@@ -156,7 +139,7 @@ def test_released_wavefront(run):
         noise_schedule="dampened",
         noise_mixing="linear",
     )
-    state = start_of_wave(alike, params(), request, knobs)
+    state = call(alike, "init", params(), request, knobs)
     for t in range(recording.steps):
         assert not state.rows.done[0], f"stopped before step {t}"
         start, count, frozen = (
