@@ -169,10 +169,9 @@ def run(
             write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
-    if options.split == "test":
-        plots.if_possible(
-            plots.draw, study, ordered, options.folder.parent / "figures" / f"{stem}.png"
-        )
+    if options.split == "test" and study.x is not None:
+        figure = options.folder.parent / "figures" / f"{stem}.png"
+        plots.if_possible(plots.draw, study, ordered, figure)
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from experiments.common.command import run
 from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.jacobi.study import compared
@@ -131,7 +132,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -31,7 +31,7 @@ import tyro
 from experiments.common.command import run
 from experiments.common.plots import draw_lines
 from experiments.common.record import write_record
-from experiments.systems.report import rates
+from experiments.systems.machine import rates
 from paradec_jax import AutoRegressive, Masked, facts, make_request
 from paradec_jax.config import (
     MASKED_DIFFUSION_PRESETS,
