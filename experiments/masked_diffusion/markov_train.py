@@ -24,9 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.processes import alone
-
-from experiments.common.command import claim, run
+from experiments.common.command import alone, claim, run
 from experiments.masked_diffusion.markov import Chain
 from experiments.tasks import start
 from paradec_jax import store

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.systems import few_rows, report
+from experiments.systems import calls, few_rows
 from paradec_jax.decode import Prefix
 from paradec_jax.families import PRESETS, init_params
 
@@ -17,7 +17,7 @@ from paradec_jax.families import PRESETS, init_params
 @pytest.fixture
 def short(monkeypatch):
     for name, value in {"CONTEXT": 5, "LONG": 1e-6, "_PROGRAMS": {}}.items():
-        monkeypatch.setattr(report, name, value)
+        monkeypatch.setattr(calls, name, value)
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     config = dataclasses.replace(
         PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {})
     )
-    network = report.network_at(config)
+    network = calls.network_at(config)
     drawn = jax.tree.map(lambda leaf: leaf + 0.01, init_params(config, jax.random.key(0)))
     params, at, tokens = network.prepare(drawn), jnp.full(1, 5), jnp.array([[3, 1, 4]])
     cache = network.init_cache(jax.random.split(jax.random.key(1), 1), 8)
@@ -36,7 +36,7 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     want = network.forward(params, tokens, 5 + jnp.arange(3)[None], Prefix(cache, at))
     want = network.logits(params, want.hidden)[0]
 
-    plain, loop = few_rows.Plain(config), report.call_loop(config, params, 3, 5)
+    plain, loop = few_rows.Plain(config), calls.call_loop(config, params, 3, 5)
     empty = few_rows.plain_loop(config, loop).buffers[0]
     latents = cache.initial[0] if plain.recurrent else jnp.zeros((8, 0))
     _, kept = plain.scores(params.params, empty, before[0], 0, latents[:5])
@@ -47,18 +47,8 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
 @pytest.mark.slow
 def test_a_row_for_each_number_of_positions(short, tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
-    options = [
-        "--shapes",
-        "test-causal",
-        "--positions",
-        "1",
-        "3",
-        "--passes",
-        "3",
-        "--out",
-        str(path),
-    ]
-    monkeypatch.setattr(sys, "argv", ["few_rows", *options])
+    words = f"few_rows --shapes test-causal --positions 1 3 --passes 3 --out {path}"
+    monkeypatch.setattr(sys, "argv", words.split())
     few_rows.main()
     rows = json.loads(path.read_text())["rows"]
     found = [(row["dtype"], row["positions"]) for row in rows]
