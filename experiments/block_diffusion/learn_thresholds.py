@@ -140,7 +140,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
     learned = learn(model, pool, options)
     count = len(learned["candidates"][0])
-    contest = Contest(model, BlockDenoising(rule="dynamic"), knobs_of, options)
+    contest = Contest(model, BlockDenoising(rule="dynamic"), knobs_of, "thresholds", options)
     searched = contest.search(
         pool,
         lambda generator: draw_thresholds(generator, count),

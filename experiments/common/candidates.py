@@ -77,12 +77,14 @@ class Contest:
       model: whose network, tokens and problems.
       sampler: the decoder that everything is measured in.
       knobs_of: candidate -> knobs.
+      what: what a candidate is, in results.
       options: numbers of problems, seeds and prices.
     """
 
     model: Model
     sampler: Any
     knobs_of: Callable[[Any], Any]
+    what: str
     options: Learning
 
     def utility(self, exact: float, calls_per_token: float) -> float:
@@ -116,7 +118,7 @@ class Contest:
             share = row["exact"] / row["problems"]
             value = self.utility(share, row["network_calls_per_token"])
             if method not in chosen or value > chosen[method]["utility"]:
-                chosen[method] = {"utility": value, "candidate": candidate}
+                chosen[method] = {"utility": value, self.what: candidate}
         return chosen
 
     def result(
@@ -129,7 +131,7 @@ class Contest:
         the first method less the others; rows are printed.
         """
         chosen = self.choose(methods, tuning_seed)
-        named = [*by_hand, *((method, of["candidate"]) for method, of in chosen.items())]
+        named = [*by_hand, *((method, of[self.what]) for method, of in chosen.items())]
         rows, exact = self.measure(named, "test", self.options.problems, self.options.seed + 1)
         for row in rows:
             low, high = wilson(row["exact"], row["problems"])

@@ -226,7 +226,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         window=options.width,
         prefill_recurrence=options.prefill_recurrence,
     )
-    contest = Contest(model, sampler, knobs_of, options)
+    contest = Contest(model, sampler, knobs_of, "schedule", options)
     searched = contest.search(
         pool,
         lambda generator: draw_schedule(generator, options.ages),

@@ -172,14 +172,14 @@ def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], An
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     parts = {kind: getattr(memory, f"{kind}_size_in_bytes") / GIB for kind in kinds}
     cost = compiled.cost_analysis()
-    found = collectives(text, program.loops)
+    collected = collectives(text, program.loops)
     return row | {
         "fits": True,
         "gib": sum(parts.values()) - 2 * parts["alias"],
         "gib_of": parts,
         "xla_flops": cost.get("flops"),
         "xla_bytes": cost.get("bytes accessed"),
-        "collectives": {kind: dataclasses.asdict(one) for kind, one in found.items()},
+        "collectives": {kind: dataclasses.asdict(one) for kind, one in collected.items()},
         "loops_by_data": unknown_loops(text),
         "iterations_of_those": program.loops,
         "lower_seconds": lowering,

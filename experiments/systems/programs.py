@@ -54,12 +54,12 @@ def devices_of(target: str) -> list[Any]:
     if kind == "cpu" and shape.isdigit() and int(shape):
         with contextlib.suppress(RuntimeError):  # JAX runs already
             jax.config.update("jax_num_cpu_devices", int(shape))
-        found = jax.devices("cpu")
-        if len(found) < int(shape):
+        devices = jax.devices("cpu")
+        if len(devices) < int(shape):
             raise ValueError(
-                f"target {target!r} comes too late: JAX runs already, with {len(found)} of the CPU's"
+                f"target {target!r} comes too late: JAX runs already, with {len(devices)} of the CPU's"
             )
-        return found[: int(shape)]
+        return devices[: int(shape)]
     if kind == "cpu" or not all(part.isdigit() for part in shape.split("x")):
         raise ValueError(
             f"target must be like 'v5p:2x2x2' (chips of a TPU) or 'cpu:8', not {target!r}"
@@ -69,7 +69,7 @@ def devices_of(target: str) -> list[Any]:
     for name, value in _NO_HOST.items():
         os.environ.setdefault(name, value)
     try:
-        found = list(topologies.get_topology_desc(platform="tpu", topology_name=target).devices)
+        devices = list(topologies.get_topology_desc(platform="tpu", topology_name=target).devices)
     except Exception as error:  # of the plugin: any
         reason = " ".join(str(error).split())[:160]
         raise ValueError(
@@ -77,7 +77,7 @@ def devices_of(target: str) -> list[Any]:
             f"in an environment of its own, or plan for 'cpu:8'"
         ) from None
     os.environ["PARADEC_LAYOUTS"] = "plain"
-    return found
+    return devices
 
 
 def mesh_of_target(devices: Sequence[Any], mesh: str) -> Any:
@@ -119,8 +119,8 @@ class Program:
 
 def spec_of(config: ModelConfig) -> TokenSpec:
     """Special tokens that every family takes: the last id is the mask of one that fills masks."""
-    own = isinstance(config, MaskedDiffusionConfig | BlockDiffusionConfig)
-    return TokenSpec(mask=config.vocab_size - 1, alignment="own") if own else TokenSpec()
+    masks = isinstance(config, MaskedDiffusionConfig | BlockDiffusionConfig)
+    return TokenSpec(mask=config.vocab_size - 1, alignment="own") if masks else TokenSpec()
 
 
 def loss_of(config: ModelConfig, chunk: int | None) -> Any:

@@ -150,11 +150,11 @@ def decoders(out: Path, clock: Clock, real: Path | None, toy: bool) -> None:
             rows.append(
                 {"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0])
             )
-            told = {
+            shown = {
                 key: rows[-1][key]
                 for key in ("milliseconds", "tokens_per_second", "speedup", "share")
             }
-            print(f"{name}, batch {batch}:", told, flush=True)
+            print(f"{name}, batch {batch}:", shown, flush=True)
         options = {"real": real, "toy": toy, "tokens": TOKENS, "passes": PASSES}
         write_record(
             out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"]

@@ -67,10 +67,10 @@ class Tables(NamedTuple):
 
     def after(self, hops: int) -> Int32[np.ndarray, "K B Q"]:
         """The name that 0, 1, ... `hops - 1` look-ups lead to from each query."""
-        found = [self.queries]
+        names = [self.queries]
         for _ in range(1, hops):
-            found.append(np.take_along_axis(self.pointer, found[-1], axis=1))
-        return np.stack(found)
+            names.append(np.take_along_axis(self.pointer, names[-1], axis=1))
+        return np.stack(names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,18 +221,18 @@ class _BatchMaker:
             [ids[table.order], column(has, task.names), ids[theirs]], axis=-1
         ).reshape(rows, -1)
         most = max(stage.recurrences for stage in self.curriculum)
-        found = ids[
+        answers = ids[
             table.after(max(most, task.farthest + 1))
         ]  # the last ones are the ends of the chains
         # Any draft may stand where an answer will: half of the wrong ones are names, half any
         # token.
         wrong = np.where(
-            rng.random(found[-1].shape) < 0.5,
-            ids[rng.integers(len(ids), size=found[-1].shape)],
-            rng.integers(self.tokenizer.vocab_size, size=found[-1].shape),
+            rng.random(answers[-1].shape) < 0.5,
+            ids[rng.integers(len(ids), size=answers[-1].shape)],
+            rng.integers(self.tokenizer.vocab_size, size=answers[-1].shape),
         )
         share = rng.random((rows, 1)) * (rng.random((rows, 1)) < self.noisy_share)
-        drafts = np.where(rng.random(found[-1].shape) < share, wrong, found[-1])
+        drafts = np.where(rng.random(answers[-1].shape) < share, wrong, answers[-1])
         spec = token_spec()
         tokens = np.concatenate(
             [column(spec.bos), entries, column(ask), ids[table.queries], column(begin), drafts],
@@ -242,10 +242,12 @@ class _BatchMaker:
         ends = slice(3, 1 + 3 * task.names, 3)
         keys[:, ends], keys[:, -1] = ids[table.order], begin
         weights[:, ends], weights[:, -1] = 1, 1
-        stop = np.broadcast_to(column(spec.stop[0]), (len(found), rows, 1))
+        stop = np.broadcast_to(column(spec.stop[0]), (len(answers), rows, 1))
         return {
             "tokens": tokens.astype(np.int32),
-            "targets": np.concatenate([found, stop], axis=2).astype(np.int32)[:most].swapaxes(0, 1),
+            "targets": np.concatenate([answers, stop], axis=2)
+            .astype(np.int32)[:most]
+            .swapaxes(0, 1),
             "recurrences": np.int32(stage.recurrences),
             "prompt_targets": keys,
             "prompt_weights": weights.astype(np.float32),

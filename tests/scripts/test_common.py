@@ -28,19 +28,12 @@ def test_settings_of_a_study_differ():
             assert [setting.baseline for setting in settings] == [True] + [False] * (len(keys) - 1)
 
 
-@pytest.mark.parametrize("model", ["recurrent", "causal"])
-def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
-    recurrent = model == "recurrent"
-    others = (
-        [recurrent_depth.wave(1, width) for width in (1, 2)] if recurrent else [jacobi.jacobi(3)]
-    )
-    family = "recurrent_depth" if recurrent else "causal"
-    toy = {
-        "toy": Study("toy", lambda depth: others, "window" if recurrent else "block", family=family)
-    }
+def test_a_table_goes_on_where_it_stood(toys, monkeypatch, tmp_path):
+    others = [recurrent_depth.wave(1, width) for width in (1, 2)]
+    toy = {"toy": Study("toy", lambda depth: others, "window", "inner_recurrence")}
     small = {"problems": 2, "timed": 0, "rows": 2, "budget": 4, "folder": tmp_path / "results"}
     options, decoded, honest = (
-        runner.Options(("all",), model=str(toys / model), **small),
+        runner.Options(("all",), model=str(toys / "recurrent"), **small),
         [],
         runner.compare,
     )
@@ -51,7 +44,7 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(runner, "compare", counting)
     runner.main(toy, options)
-    path = tmp_path / "results" / f"toy-{model}.json"
+    path = tmp_path / "results" / "toy-recurrent.json"
     table = json.loads(path.read_text())
     assert (
         len(table["rows"]) == 1 + len(others)
@@ -61,7 +54,7 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     assert difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == [
         "float32"
     ]
-    assert (tmp_path / "figures" / f"toy-{model}.png").stat().st_size > 1000
+    assert (tmp_path / "figures" / "toy-recurrent.png").stat().st_size > 1000
     table["rows"].popitem()
     path.write_text(json.dumps(table))
     runner.main(toy, options)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import tyro
-from test_trainings import TRAININGS
+from toys import POINTERS
 
 from experiments.masked_diffusion import markov_train
+from experiments.masked_diffusion.markov import Chain
+from experiments.recurrent_depth import pointers
 from experiments.recurrent_depth.rival_settings import (
     PARALLEL,
     SEVERAL,
@@ -21,6 +23,10 @@ from experiments.recurrent_depth.rival_settings import (
     wave,
 )
 from experiments.systems.machine import Rates
+from experiments.tasks.pointers import Stage
+from paradec_jax import load
+from paradec_jax.losses.self_distillation import DistillationRules
+from paradec_jax.objectives.sdtt import Sdtt
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -129,17 +135,33 @@ PATCHES = {
     "recurrent_depth.rivals": ("TASKS", FEW),
 }
 ELSEWHERE = (  # tests of their own
-    "jacobi.study recurrent_depth.study recurrent_depth.distill_waves launch.local "
-    "lm_eval.execution lm_eval.run systems.checkouts systems.few_rows systems.memory systems.plan "
-    "systems.report systems.slot real.measure real.peer"
+    "jacobi.study recurrent_depth.study recurrent_depth.distill_waves recurrent_depth.pointers "
+    "masked_diffusion.markov_train launch.local lm_eval.execution lm_eval.run systems.checkouts "
+    "systems.few_rows systems.memory systems.plan systems.report systems.slot real.measure "
+    "real.peer"
 )
+
+
+STUDENTS = Sdtt(rounds=2, rules=DistillationRules(first_steps=8))
+LAW = markov_train.Recipe(Chain((0.7, 0.2, 0.1), 8, 1), 500, 16, 1, 3, STUDENTS, 2)
 
 
 @pytest.fixture(scope="module")
 def markov(toys):
-    """A teacher of a law that is known, and its students."""
-    recipe = TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys)
-    markov_train.main(recipe, toys / "markov")
+    """A teacher of a law that is known, and its students, after a call that was stopped."""
+    folder = toys / "markov"
+    markov_train.main(LAW, folder, minutes=0.0)
+    assert not (folder / "teacher" / "model").exists()
+    markov_train.main(LAW, folder)
+    with pytest.raises(SystemExit, match="was begun with other width"):
+        markov_train.main(dataclasses.replace(LAW, width=8), folder)
+
+
+def test_pointers_are_trained(tmp_path):
+    stages = (Stage(0, 4, 1, queries=2, rows=2), Stage(1, 8, 2, queries=3, rows=1))
+    short = {"curriculum": stages, "updates": 2, "warmup": 1, "cooldown": 1}
+    pointers.main(dataclasses.replace(POINTERS, **short), tmp_path)
+    assert load(tmp_path / "model").config == POINTERS.shape
 
 
 def used_again(*_, **__):
@@ -182,4 +204,4 @@ def test_every_script_is_run():
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
         and path.parent.name != "tasks"
     }
-    assert scripts == {*STUDIES, *TRAININGS, *ELSEWHERE.split()}
+    assert scripts == {*STUDIES, *ELSEWHERE.split()}
