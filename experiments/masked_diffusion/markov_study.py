@@ -26,6 +26,7 @@ a study that was stopped goes on.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -51,14 +52,20 @@ from experiments.masked_diffusion.markov_train import (
     distilled,
     recipe_of,
 )
-from experiments.masked_diffusion.sample_law import log_law, log_law_between
+from experiments.masked_diffusion.sample_law import (
+    Measured,
+    apart,
+    at_equal_entropy,
+    interval,
+    log_law,
+    log_law_between,
+)
 from paradec_jax import facts, load, make_request, run, store
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Masked
 from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.rules import partition
 from paradec_jax.evaluate.bound import bounds
-from paradec_jax.evaluate.intervals import Z95
 from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.objectives.sdtt import Sdtt
 
@@ -123,28 +130,6 @@ class Writer:
     network: Any
     params: Any
     sha256: str
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
-    """Samples of a model: of each the cost under the law, and what log q lies between, in nats a
-    symbol.
-    """
-
-    cross: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    calls: np.ndarray
-
-    @property
-    def surprise(self) -> np.ndarray:
-        """-log q of each, the middle of both ends."""
-        return -(self.low + self.high) / 2
-
-    @property
-    def between(self) -> float:
-        """The way between both ends, on average."""
-        return float(np.mean(self.high - self.low))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,12 +204,10 @@ def sampled(
     return tokens, groups, calls
 
 
-def _of_keys(keys: Any, length: int, steps: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=1)
+def _groups(keys: Any, length: int, steps: Any) -> Any:
     positions = jnp.broadcast_to(jnp.arange(length), (len(keys), length))
     return partition.linear(partition.words(keys, positions), steps)
-
-
-_groups = jax.jit(_of_keys, static_argnums=1)
 
 
 def measure(
@@ -251,13 +234,6 @@ def measure(
     return Measured(**values)
 
 
-def interval(values: np.ndarray, opened: float = 0.0) -> tuple[float, list[float]]:
-    """Mean and its 95% interval, wider by half of `opened` on both sides."""
-    middle = float(np.mean(values))
-    spread = Z95 * float(np.std(values, ddof=1)) / len(values) ** 0.5 + max(opened, 0.0) / 2
-    return middle, [middle - spread, middle + spread]
-
-
 def row_of(name: str, steps: int, temperature: float, of: Measured) -> Row:
     """A row of the table; figures in nats a symbol."""
     measures = {
@@ -279,37 +255,6 @@ def with_intervals(measures: Mapping[str, tuple[float, list[float]] | None]) -> 
     return row
 
 
-def apart(first: Measured, second: Measured) -> tuple[float, list[float]]:
-    """KL of the first less that of the second, sample by sample."""
-    difference = (first.cross - first.surprise) - (second.cross - second.surprise)
-    return interval(difference, first.between + second.between)
-
-
-def at_equal_entropy(one: Measured, sweep: Sequence[Measured]) -> tuple[float, list[float]] | None:
-    """KL of a model less that of another one at the temperature at which it is as varied; None
-    beyond its sweep.
-
-    Between two temperatures a and b the other's cross-entropy is a line over its entropy, `c(h) =
-    c_a + s (h - h_a)`. At equal entropy a difference of KL is one of cross-entropy, and with w the
-    place between a and b it is the mean of `u - (1 - w) u_a - w u_b`, where u is a sample's cost
-    under the law less s times its surprise.
-    """
-    entropy = float(one.surprise.mean())
-    line = sorted(sweep, key=lambda point: point.surprise.mean())
-    for a, b in itertools.pairwise(line):
-        low, high = float(a.surprise.mean()), float(b.surprise.mean())
-        if not low <= entropy <= high or low == high:
-            continue
-        slope, w = (
-            float(b.cross.mean() - a.cross.mean()) / (high - low),
-            (entropy - low) / (high - low),
-        )
-        u, u_a, u_b = (point.cross - slope * point.surprise for point in (one, a, b))
-        opened = one.between + (1 - w) * a.between + w * b.between
-        return interval(u - (1 - w) * u_a - w * u_b, abs(slope) * opened)
-    return None
-
-
 def bounds_of(writers: Sequence[Writer], chain: Chain, options: Options) -> dict[str, Row]:
     """What texts of the law cost under each model, in nats a text, and how much more than under the
     perfect one, which is the first.
@@ -320,12 +265,11 @@ def bounds_of(writers: Sequence[Writer], chain: Chain, options: Options) -> dict
     for writer in writers:
         of = bounds(writer.network, writer.params, spans, chain.symbols, **drawn)
         costs[writer.name] = np.asarray([bound.nats for bound in of])
-    return {
-        name: with_intervals(
-            {"bound": interval(nats), "over_the_floor": interval(nats - costs[PERFECT])}
-        )
-        for name, nats in costs.items()
-    }
+    rows = {}
+    for name, nats in costs.items():
+        gap = interval(nats - costs[PERFECT])
+        rows[name] = with_intervals({"bound": interval(nats), "over_the_floor": gap})
+    return rows
 
 
 def shown(row: Row) -> str:
@@ -351,7 +295,8 @@ def plot(rows: Sequence[Row], perfect: Sequence[Row], options: Options) -> None:
         for steps in [steps for steps in options.steps if steps < 8]:
             lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
             for row in (*perfect, *some):
-                if row["steps"] == steps:
+                last = study in ("", "round_lengths") or row.get("other") != TEACHER
+                if row["steps"] == steps and last:
                     point = row["entropy"], row["kl"], row["kl_interval"]
                     name = row.get("variant", "perfect, temperatures")
                     lines.setdefault(name, []).append(point)
@@ -368,7 +313,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     chain, runs = recipe.chain, {}
     for name in options.names:
         if (done := distilled(name, options.folder, until)) is None:
-            return
+            return  # the minutes are over
         runs[name] = done
     perfect, sweeps, tempered = Writer(PERFECT, ChainDenoiser(chain), None, chain.digest), {}, []
     measured: dict[tuple[str, int], Measured] = {}

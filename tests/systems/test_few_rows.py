@@ -1,8 +1,6 @@
-"""The plain program that the library's calls are timed beside: the same scores, and a row of each."""
+"""The plain program that the library's calls are timed beside gives the same scores."""
 
 import dataclasses
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +40,3 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     _, kept = plain.scores(params.params, empty, before[0], 0, latents[:5])
     got, _ = plain.scores(params.params, kept, tokens[0], 5, latents[5:])
     np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_row_for_each_number_of_positions(short, tmp_path, monkeypatch):
-    path = tmp_path / "rows.json"
-    words = f"few_rows --shapes test-causal --positions 1 3 --passes 3 --out {path}"
-    monkeypatch.setattr(sys, "argv", words.split())
-    few_rows.main()
-    rows = json.loads(path.read_text())["rows"]
-    found = [(row["dtype"], row["positions"]) for row in rows]
-    assert found == [("float32", 1), ("float32", 3), ("bfloat16", 1), ("bfloat16", 3)]
-    assert all(len(row["plain"]["wall"]) == 3 and min(row["library"]["busy"]) > 0 for row in rows)
