@@ -246,7 +246,8 @@ def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, in
 def line(options: dict[str, Any], row: dict[str, Any], chips: int, largest: Any) -> str:
     """One program."""
     name = row["program"] if options["decode"] is None else f"{options['decode']}: {row['program']}"
-    tera = [row[kind] and f"{row[kind] / 1e12:.4g}" for kind in ("products", "work")]
+    counts = [row[kind] for kind in ("products", "work")]
+    tera = ["" if count is None else f"{count / 1e12:.4g}" for count in counts]
     through = [
         f"{SHORT[kind]} {one['bytes'] / GIB:.3g}"
         for kind, one in row.get("collectives", {}).items()
@@ -258,7 +259,7 @@ def line(options: dict[str, Any], row: dict[str, Any], chips: int, largest: Any)
         f"{chips}, {options['mesh']}",
         f"{row['batch']} x {options['seq']}",
         f"{row['gib']:.1f}" + ("" if row["fits"] else ", does not fit"),
-        ", ".join(number or "" for number in tera),
+        ", ".join(tera),
         ", ".join(through) or "none",
         f"{row['compile_processor_seconds']:.0f}, {row['compile_seconds']:.0f}",
         ", ".join(str(size) for size in (largest or {}).values()) or none,
