@@ -11,7 +11,6 @@ from small_tokenizers import BOS, EOS, KINDS, byte_level, ids_of, llama, random_
 from tokenizers.processors import TemplateProcessing
 
 from experiments.tasks.auxiliary import auxiliary_task
-from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.words import problem
 from paradec_jax.cli import watch
 from paradec_jax.config import TokenSpec
@@ -111,15 +110,12 @@ def test_gaps_training_rows_and_likelihoods_hold_the_whole_text(kind):
 @pytest.mark.parametrize("kind", ["llama", "byte fallback", "byte level"])
 def test_answers_of_training_begin_no_text(kind):
     tokenizer, item = KINDS[kind](), problem(0, 0, "train", (2, 2))
-    maker = BatchMaker(
-        tokenizer, 0, "train", 4096, (Bucket(2, 2, 4096),), ((0, (1.0,)),), 0.0, SPEC
-    )
-    prompt, solution = maker.solved(0, maker.buckets[0])
-    assert tokenizer.decode(prompt + solution, skip_special=True) == item.prompt + item.solution
-    ids, counted = maker.practice(3, "steps")
     task = auxiliary_task(0, 3, "steps")
-    assert tokenizer.decode(ids, skip_special=True) == task.prompt + task.answer
-    assert len(counted) == len(ids) and sum(counted) >= len(task.spans)
+    for prompt, answer in ((item.prompt, item.solution), (task.prompt, task.answer)):
+        read = tokenizer.begun(tokenizer.encode(prompt), BOS)
+        ids = tokenizer.encode_after(prompt, answer)
+        assert tokenizer.decode([*read, *ids], skip_special=True) == prompt + answer
+        assert tokenizer.encode_with_offsets(answer, prompt)[0] == ids
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tyro
 
 from paradec_jax.io import atomic_write_text, one_sentence
 from paradec_jax.train import NoneReadable, NonFiniteLoss
-from paradec_jax.train.processes import leave
+from paradec_jax.train.processes import VARIABLES, leave
 
 
 def run(main: Callable[..., Any]) -> None:
@@ -29,21 +30,25 @@ def run(main: Callable[..., Any]) -> None:
         leave(one_sentence(error))
 
 
-def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
-    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun.
-
-    Where `allow` names anything it may differ, and the file stays as it was: what the run was begun
-    with.
-    """
+def claim(folder: Path, recipe: Any) -> None:
+    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():
         begun = json.loads(path.read_text(encoding="utf-8"))
         differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-        if differs and not allow:
+        if differs:
             raise SystemExit(
                 f"{folder} was begun with other {', '.join(differs)}: choose another folder"
             )
-        if differs:
-            return
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
+
+
+def alone() -> None:
+    """Refuses several processes, which would each train for themselves. Raises SystemExit."""
+    count = os.environ.get(VARIABLES[1], "1")
+    if count != "1":
+        raise SystemExit(
+            f"this command trains in one process, but was started as one of {count}: "
+            "start it without the launcher"
+        )

@@ -78,13 +78,13 @@ class Options:
 
     def kept(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one table."""
-        kept = dataclasses.asdict(self) | {
+        fields = dataclasses.asdict(self) | {
             "model": self.name,
             "model_sha256": store.fingerprint(self.model),
         }
         for name in ("study", "folder", "rows"):
-            del kept[name]
-        return kept | {"steps": list(self.steps)}
+            del fields[name]
+        return fields | {"steps": list(self.steps)}
 
 
 def command(studies: Mapping[str, Study], folder: Path, model: str) -> None:
@@ -163,16 +163,15 @@ def run(
         task = bar.add_task(stem, total=len(groups))
         inner = bar.add_task("")
         for group in groups:
-            found = _decode([baseline, *group], model, problems, options, bar, inner)
-            rows = found | rows
-            dtypes = found[_key(baseline)]["facts"]["dtypes"]
+            decoded = _decode([baseline, *group], model, problems, options, bar, inner)
+            rows = decoded | rows
+            dtypes = decoded[_key(baseline)]["facts"]["dtypes"]
             write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
-    if options.split == "test":
-        plots.if_possible(
-            plots.draw, study, ordered, options.folder.parent / "figures" / f"{stem}.png"
-        )
+    if options.split == "test" and study.x is not None:
+        figure = options.folder.parent / "figures" / f"{stem}.png"
+        plots.if_possible(plots.draw, study, ordered, figure)
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 
@@ -194,7 +193,7 @@ def _decode(
         bar.reset(task, total=units, description=stage)
         return lambda done: bar.advance(task, done)
 
-    found = compare(
+    compared = compare(
         [Source(options.name, model, setting) for setting in settings],
         problems.prompts,
         seed=options.seed,
@@ -207,8 +206,8 @@ def _decode(
     )
     keys = [_key(setting) for setting in settings]
     return {
-        key: row | {"label": key, "facts": found.facts}
-        for key, row in zip(keys, found.rows, strict=True)
+        key: row | {"label": key, "facts": compared.facts}
+        for key, row in zip(keys, compared.rows, strict=True)
     }
 
 

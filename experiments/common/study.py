@@ -37,19 +37,15 @@ class Study:
     Attributes:
       title: what it shows.
       others: the settings beside static decoding.
-      x: the choice on the horizontal axis of its picture; None for a table without one.
-      lines: the choice that tells lines apart.
-      kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed
-        against accuracy), "grid" (tokens a network call over x and lines, each of several choices),
-        or "bars" (a row each).
+      x: the choice on the horizontal axis of its picture; no picture when None.
+      lines: the choices that tell lines apart, with spaces between them.
       family: of the models that it suits.
     """
 
     title: str
     others: Callable[[Depth], Sequence[Setting]]
-    x: str | tuple[str, ...] | None = None
-    lines: str | tuple[str, ...] | None = None
-    kind: str = "bars"
+    x: str | None = None
+    lines: str = ""
     family: str = "recurrent_depth"
 
     def settings(self, depth: Depth) -> tuple[Setting, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from experiments.common.command import run
 from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.jacobi.study import compared
@@ -77,7 +78,7 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
             )
     rows, dtypes, first = [], [], None
     for name, model in zip(names_of(options.models), loaded, strict=True):
-        found = compare(
+        result = compare(
             [Source(name, model, setting) for setting in settings],
             problems,
             seed=options.seed,
@@ -86,14 +87,14 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
             passes=options.passes,
             rows=options.rows,
         )
-        first = found.exact if first is None else first
-        dtypes += found.facts["dtypes"]
-        for row, exact, other in zip(found.rows, found.exact, first, strict=True):
+        first = result.exact if first is None else first
+        dtypes += result.facts["dtypes"]
+        for row, exact, other in zip(result.rows, result.exact, first, strict=True):
             pair = paired(exact, other)
-            kept = {key: value for key, value in row.items() if key not in RENAMED}
+            fields = {key: value for key, value in row.items() if key not in RENAMED}
             rows.append(
                 {
-                    **kept,
+                    **fields,
                     "label": f"{row['decoder']}, {row['label']}".removesuffix(", "),
                     "difference": pair.difference,
                     "difference_interval": list(pair.interval),
@@ -126,12 +127,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['tokens_per_network_call']:.2f} tokens a call  {row['network_calls_per_token']:.2f} calls a token"
             f"{speed}"
         )
-    told = {**dataclasses.asdict(options), "models": names_of(options.models)}
-    write_record(options.out, told, {"rows": rows}, dtypes=dtypes)
+    record = {**dataclasses.asdict(options), "models": names_of(options.models)}
+    write_record(options.out, record, {"rows": rows}, dtypes=dtypes)
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -93,9 +93,8 @@ STUDIES: dict[str, Study] = {
     "jacobi_sweep": Study(
         "Block size, blocks in flight, pool and spawn ratio",
         lambda d: sweep(),
-        ("block", "pool"),
-        ("blocks", "spawn"),
-        "grid",
+        "block",
+        "blocks spawn pool",
         family="causal",
     ),
     "jacobi_candidates": Study(
@@ -103,7 +102,6 @@ STUDIES: dict[str, Study] = {
         lambda d: candidates(),
         "candidates",
         "pool",
-        "curves",
         family="causal",
     ),
 }

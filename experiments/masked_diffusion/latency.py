@@ -31,7 +31,7 @@ import tyro
 from experiments.common.command import run
 from experiments.common.plots import draw_lines
 from experiments.common.record import write_record
-from experiments.systems.report import rates
+from experiments.systems.machine import rates
 from paradec_jax import AutoRegressive, Masked, facts, make_request
 from paradec_jax.config import (
     MASKED_DIFFUSION_PRESETS,
@@ -200,30 +200,30 @@ def predicted(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """Rows with the time of decoding one by one over theirs, as timed and as limits would have it."""
     base = {row["batch"]: row for row in rows if row["decoder"] == ONE_BY_ONE}
-    found = []
+    extended = []
     for row in rows:
         other = base[row["batch"]]
         ratios = {"speedup": other["seconds"] / row["seconds"]}
         if "limit_seconds" in row:
             ratios["speedup_at_limits"] = other["limit_seconds"] / row["limit_seconds"]
-        found.append(row | ratios)
-    return found
+        extended.append(row | ratios)
+    return extended
 
 
 def crossovers(rows: Sequence[Row]) -> dict[int, float | None]:
     """For each N the batch at which both sides take as long, logarithms interpolated; None where
     none does.
     """
-    found: dict[int, float | None] = {}
+    crossed: dict[int, float | None] = {}
     for steps in dict.fromkeys(row["steps"] for row in rows if row["steps"] is not None):
         mine = sorted((row["batch"], row["speedup"]) for row in rows if row["steps"] == steps)
-        found[steps] = None
+        crossed[steps] = None
         for (low, before), (high, after) in itertools.pairwise(mine):
             if (before - 1) * (after - 1) <= 0 and before != after:
                 share = math.log(before) / (math.log(before) - math.log(after))
-                found[steps] = low * (high / low) ** share
+                crossed[steps] = low * (high / low) ** share
                 break
-    return found
+    return crossed
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -232,14 +232,14 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = with_ratios(predicted(config, options) if options.rates else measured(config, options))
     crossed = crossovers(rows)
     for row in rows:
-        told = "" if row["steps"] is None else f"{row['steps']} steps"
+        number = "" if row["steps"] is None else f"{row['steps']} steps"
         limits = (
             f"  {row['speedup_at_limits']:6.2f}x at the limits"
             if "speedup_at_limits" in row
             else ""
         )
         print(
-            f"{row['decoder']:15s} {told:10s} batch {row['batch']:3d}  {row['seconds']:9.4f} s  "
+            f"{row['decoder']:15s} {number:10s} batch {row['batch']:3d}  {row['seconds']:9.4f} s  "
             f"{row['speedup']:6.2f}x{limits}"
         )
     for steps, batch in crossed.items():

@@ -2,15 +2,19 @@
 
 `python -m experiments.masked_diffusion.markov_train`. The text is one long run of a Markov chain
 (`markov.Chain`), of which all is known exactly. The teacher comes first; then four rounds of
-self-distillation take it from 32 steps to
-2. A run that was stopped, or that its limit of minutes ended, goes on where its last checkpoint
-  stood when the same
-command is given again:
+self-distillation take it from 32 steps to 2. A run that was stopped, or that its limit of minutes
+ended, goes on where its last checkpoint stood when the same command is given again:
 
     FOLDER/recipe.json  FOLDER/teacher/model/  FOLDER/students/round-0/model/
     FOLDER/students/round-1/model/  ...
 
-`markov_study` measures what came out.
+`markov_study` trains the variants that it is asked for, and measures what came out. A variant is
+called as on the other ground (`recipes/sdtt.sh`) and differs from the run's students, `halves`, in
+the same way. All begin at the same teacher and end at the same aim. But for the studied length of
+rounds all have as many updates as `half-rounds`, half of those of `halves`; where a round jumps
+farther there are fewer rounds, each of more updates:
+
+    half-rounds 32 -> 16 -> 8 -> 4 -> 2      fourths 32 -> 8 -> 2      eighths 16 -> 2
 """
 
 import dataclasses
@@ -20,8 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.command import claim, run
-from experiments.common.processes import alone
+from experiments.common.command import alone, claim, run
 from experiments.masked_diffusion.markov import Chain
 from experiments.tasks import start
 from paradec_jax import store
@@ -47,6 +50,33 @@ STUDENTS: dict[str, Any] = {
     "cooldown": 0.0,
     "ema": 0.99,
     "seed": 10,
+}
+
+OWN, REFERENCE = "halves", "half-rounds"
+STUDIES = {
+    "round_lengths": (OWN, REFERENCE, "short-rounds"),
+    "divergences": (REFERENCE, "forward-kl", "tvd", "tvd-released", "mse", "chi-square"),
+    "jumps": (REFERENCE, "fourths", "eighths"),
+    "resets": (REFERENCE, "optimizer-reset", "ema-teacher", "ema-teacher-reset"),
+    "targets": (REFERENCE, "grid-released"),
+}
+NAMES = tuple(dict.fromkeys(name for names in STUDIES.values() for name in names))
+# What differs from a run's own students: share of a round's updates (else a half), jump over
+# theirs, rules, rounds.
+LENGTHS = {OWN: 1.0, "short-rounds": 0.25}
+JUMPS = {"fourths": 2, "eighths": 4}
+RULES: dict[str, dict[str, Any]] = {
+    **{
+        name: {"divergence": name.replace("-", "_")}
+        for name in ("forward-kl", "tvd", "mse", "chi-square")
+    },
+    "tvd-released": {"divergence": "tvd", "released": True},
+    "grid-released": {"grid": "released"},
+}
+ROUNDS: dict[str, dict[str, Any]] = {
+    "optimizer-reset": {"reset_optimizer": True},
+    "ema-teacher": {"weights": "ema", "reset_ema": True},
+    "ema-teacher-reset": {"weights": "ema", "reset_ema": True, "reset_optimizer": True},
 }
 
 
@@ -89,40 +119,65 @@ def recipe_of(folder: Path) -> Recipe:
     path = folder / "recipe.json"
     if not path.is_file():
         raise ValueError(f"there is no run in {folder}: train with `markov_train` first")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    law, students = told.pop("chain"), told.pop("students")
+    given = json.loads(path.read_text(encoding="utf-8"))
+    law, students = given.pop("chain"), given.pop("students")
     rules = students.pop("rules")
     rules |= {"times": Times(**rules["times"])}
     students = Sdtt(**students, rules=DistillationRules(**rules))
     return Recipe(
-        Chain(tuple(law["weights"]), law["length"], law["seed"]), students=students, **told
+        Chain(tuple(law["weights"]), law["length"], law["seed"]), students=students, **given
     )
 
 
 def trained(
     objective: Any, folder: Path, run: Path, until: float, rows: int, **options: Any
 ) -> bool:
-    """Trains FOLDER/model on the text of a run where it is not there; tells whether it is, or the
-    time is over.
+    """Trains FOLDER/model on the text of a run where it is not there; whether it is, or the time is
+    over.
     """
     if not (folder / "model").exists():
         left = max((until - time.monotonic()) / 60, 0.0)
-        options |= {
-            "batch_tokens": rows * recipe_of(run).chain.length,
-            "minutes": left,
-            "out": folder,
-        }
+        tokens, text = rows * recipe_of(run).chain.length, str(run / "text.jsonl")
         try:
-            train(objective, Run(data=str(run / "text.jsonl"), **options))
+            train(
+                objective, Run(data=text, batch_tokens=tokens, minutes=left, out=folder, **options)
+            )
         except Stopped:
             return False
     return True
 
 
-def distilled(students: Sdtt, updates: int, folder: Path, run: Path, until: float) -> bool:
-    """As `trained`, from the teacher of a run, with so many updates a round."""
-    model = str(run / "teacher" / "model")
-    return trained(students, folder, run, until, 64, model=model, updates=updates, **STUDENTS)
+def variant(name: str, recipe: Recipe) -> tuple[Sdtt, int]:
+    """What the name of a variant means beside the students of a recipe: students, and updates of a
+    round.
+    """
+    students = recipe.students
+    updates = students.rounds * max(int(recipe.round_updates * LENGTHS.get(name, 0.5)), 1)
+    jump, rounds = students.rules.jump * JUMPS.get(name, 1), students.rounds
+    if name in JUMPS:
+        most, aim = students.rules.first_steps, students.aim
+        rounds = max((n for n in range(1, rounds + 1) if aim * jump**n <= most), default=1)
+    changes = {"jump": jump, "first_steps": students.aim * jump**rounds, **RULES.get(name, {})}
+    rules = dataclasses.replace(students.rules, **changes)
+    more = ROUNDS.get(name, {})
+    return dataclasses.replace(students, rounds=rounds, rules=rules, **more), updates // rounds
+
+
+def distilled(name: str, run: Path, until: float) -> tuple[Sdtt, Path] | None:
+    """Trains a variant of a run where that is not done: its students and their folder; None where
+    the time is over.
+
+    Raises:
+      ValueError: a run whose teacher is not done.
+    """
+    model = run / "teacher" / "model"
+    if not model.exists():
+        raise ValueError(f"{run / 'teacher'} is not done: go on with `markov_train`")
+    students, updates = variant(name, recipe_of(run))
+    folder = run / ("students" if name == OWN else f"variants/{name}")
+    options = {"model": str(model), "updates": updates, **STUDENTS}
+    done = trained(students, folder, run, until, 64, **options)
+    return (students, folder) if done else None
 
 
 def main(
@@ -152,7 +207,7 @@ def main(
     teacher = Masked(rules=BoundRules(times=Times(floor=0.02)))
     options = {"model": str(first.folder), "updates": recipe.updates, **TEACHER}
     if trained(teacher, folder / "teacher", folder, until, 128, **options):
-        distilled(recipe.students, recipe.round_updates, folder / "students", folder, until)
+        distilled(OWN, folder, until)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ and close where it is near to it: what lies between them is the error that is le
 of the samples.
 """
 
+import dataclasses
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,10 +42,69 @@ from scipy.special import log_softmax, logsumexp
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.evaluate.intervals import Z95
 
 TEXTS = 128  # of a chunk of the recursion
 CANVASES = 1024  # of a call of a network
 Gaps = Float64[np.ndarray, "B S S"]  # S = L + 2 places, 0 and L + 1 beyond the ends
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """Samples of a model: of each the cost under the law, and what log q lies between, in nats a
+    symbol.
+    """
+
+    cross: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    calls: np.ndarray
+
+    @property
+    def surprise(self) -> np.ndarray:
+        """-log q of each, the middle of both ends."""
+        return -(self.low + self.high) / 2
+
+    @property
+    def between(self) -> float:
+        """The way between both ends, on average."""
+        return float(np.mean(self.high - self.low))
+
+
+def interval(values: np.ndarray, opened: float = 0.0) -> tuple[float, list[float]]:
+    """Mean and its 95% interval, wider by half of `opened` on both sides."""
+    middle = float(np.mean(values))
+    spread = Z95 * float(np.std(values, ddof=1)) / len(values) ** 0.5 + max(opened, 0.0) / 2
+    return middle, [middle - spread, middle + spread]
+
+
+def apart(first: Measured, second: Measured) -> tuple[float, list[float]]:
+    """KL of the first less that of the second, sample by sample."""
+    difference = (first.cross - first.surprise) - (second.cross - second.surprise)
+    return interval(difference, first.between + second.between)
+
+
+def at_equal_entropy(one: Measured, sweep: Sequence[Measured]) -> tuple[float, list[float]] | None:
+    """KL of a model less that of another one at the temperature at which it is as varied; None
+    beyond its sweep.
+
+    Between two temperatures a and b the other's cross-entropy is a line over its entropy, `c(h) =
+    c_a + s (h - h_a)`. At equal entropy a difference of KL is one of cross-entropy, and with w the
+    place between a and b it is the mean of `u - (1 - w) u_a - w u_b`, where u is a sample's cost
+    under the law less s times its surprise.
+    """
+    entropy = float(one.surprise.mean())
+    line = sorted(sweep, key=lambda point: point.surprise.mean())
+    for a, b in itertools.pairwise(line):
+        low, high = float(a.surprise.mean()), float(b.surprise.mean())
+        if not low <= entropy <= high or low == high:
+            continue
+        w = (entropy - low) / (high - low)
+        slope = float(b.cross.mean() - a.cross.mean()) / (high - low)
+        u, u_a, u_b = (point.cross - slope * point.surprise for point in (one, a, b))
+        opened = one.between + (1 - w) * a.between + w * b.between
+        return interval(u - (1 - w) * u_a - w * u_b, abs(slope) * opened)
+    return None
 
 
 def log_law(

@@ -9,7 +9,7 @@ matrices were rounded to four bits, for transformers too. Decoders, transformers
 turns at every chat in every pass; seconds hold the prompt's call and no compilation, which is told
 of the first chat's size. A speed-up's 95% range is a bootstrap over chats and passes. Predicted is
 tokens a call over the price of a call, which is that of as many positions with random weights
-(`systems.report.call_cost`). A first answer is that of a new process, by the clock from its start,
+(`systems.calls.call_cost`). A first answer is that of a new process, by the clock from its start,
 with its peak memory, which would be this process' if that were larger.
 """
 
@@ -33,7 +33,8 @@ from experiments.common.command import run as run_command
 from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.real.settings import HERE, SETTINGS, chats
-from experiments.systems import report
+from experiments.systems.calls import SEED, call_cost
+from experiments.systems.machine import Clock, in_turns
 from paradec_jax.decode.machine.rows import POSITIONS
 from paradec_jax.evaluate.cases import case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
@@ -118,7 +119,7 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
     """A row for each decoder, and for both of transformers where there is its process."""
     model = pd.load(str(options.file), dtype=dtype)
     texts = list(chats(model).values())[: options.limit]
-    prompts = [prompts_of(model, [text], report.SEED, options.tokens) for text in texts]
+    prompts = [prompts_of(model, [text], SEED, options.tokens) for text in texts]
     params, every, calls, compilation = (
         model.network.prepare(model.params),
         range(len(texts)),
@@ -143,8 +144,8 @@ def measure(options: Options, dtype: str, peer: Any) -> list[dict[str, Any]]:
         calls[name] = [functools.partial(theirs, peer, row) for row in rows]
     jobs = {(name, i): calls[name][i] for i in every for name in calls}
     results = {place: call() for place, call in jobs.items()}
-    timings = report.in_turns(jobs, report.Clock(), options.passes)
-    costs, _ = report.call_cost(model.config, sorted(set(WIDTHS)))
+    timings = in_turns(jobs, Clock(), options.passes)
+    costs, _ = call_cost(model.config, sorted(set(WIDTHS)))
     made = {name: [results[name, i] for i in every] for name in calls}
     each = {name: np.transpose([timings[name, i].wall for i in every]) for name in calls}
     table = [row_of(name, made, each) | {"dtype": dtype} for name in calls]

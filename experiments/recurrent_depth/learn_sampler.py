@@ -19,56 +19,171 @@ the same again where segments are recomputed, and two for the backward pass; the
 the learner's as well.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.common.candidates import GRADIENT, Contest, descend, listed
+from experiments.common.candidates import GRADIENT, Contest, Learning, descend, listed
+from experiments.common.command import run
 from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
-from experiments.recurrent_depth.sampler_loss import (
-    HAND,
-    Options,
-    constrained,
-    make_loss,
-    start,
-)
-from paradec_jax import Decoded, Model, Wavefront, facts, load
-from paradec_jax.evaluate.intervals import paired, wilson
+from paradec_jax import Decoded, Model, SoftWavefront, Wavefront, facts, load, rollout
+from paradec_jax.decode.rules import score
+from paradec_jax.decode.rules.sampling import log_probability
+from paradec_jax.decode.rules.windows import window
 
+Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
+# Largest momentum and noise; an exit threshold is positive.
+MOST = {"momentum": 0.9, "noise": 0.5}
+HAND = {
+    "momentum": 0.1,
+    "noise": 0.0,
+    "exit_threshold": 0.03,
+}  # the values of the wavefront paper, arXiv 2510.14961
 TUNED = (
     {**HAND, "momentum": 0.0, "exit_threshold": 0.1},
     {**HAND, "momentum": 0.0, "exit_threshold": 0.4},
 )
 
 
-def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
-    """Adam on the schedules, from the paper's.
+@dataclasses.dataclass(frozen=True)
+class Options(Learning):
+    """What to learn and to measure.
 
-    Returns:
-      The history, `candidates` schedules on the way (the last one among them), and the cost.
+    Attributes:
+      model: a model folder or the name of a bundled one.
+      objective: loss of a state that leaves.
+      price: loss that one more expected step of a position is worth.
+      relaxation: of the soft wavefront.
+      gate_temperature, candidate_temperature: softness of exits and candidates.
+      inner_recurrence, width, prefill_recurrence: of every sampler here.
+      ages: K, length of the schedules.
+      steps: steps of a rollout.
+      out: path of the JSON.
     """
-    history, candidates = descend(
-        make_loss(model, pool, options),
-        model,
-        pool,
-        start(options),
-        constrained,
-        learning_rate=options.learning_rate,
-        rows=options.rows,
-        updates=options.updates,
-        candidates=options.candidates,
-        seed=options.seed,
+
+    model: str = "tiny-recurrent"
+    objective: Literal["distance", "likelihood"] = "distance"
+    price: float = 0.02
+    relaxation: Literal["straight_through", "soft"] = "straight_through"
+    gate_temperature: float = 0.5
+    candidate_temperature: float = 1.0
+    inner_recurrence: int = 1
+    width: int = 3
+    prefill_recurrence: int = 4
+    ages: int = 6
+    steps: int = 64
+    out: Path = Path("experiments/recurrent_depth/results/learn_sampler.json")
+
+
+def start(options: Options) -> Theta:
+    """The paper's values, with a noise of 0.01 in the place of 0, at which a bounded one has no
+    gradient.
+    """
+    values = HAND | {"noise": 0.01}
+    return {
+        name: jnp.full(options.ages, unconstrained(name, value)) for name, value in values.items()
+    }
+
+
+def unconstrained(name: str, value: float) -> float:
+    """The parameter that `constrained` maps to a value."""
+    if name == "exit_threshold":
+        return float(np.log(value))
+    return float(np.log(value / (MOST[name] - value)))
+
+
+def constrained(theta: Theta) -> Theta:
+    """Knobs: momentum and noise between 0 and `MOST`, the threshold above 0."""
+    return {
+        name: jnp.exp(x) if name == "exit_threshold" else MOST[name] * jax.nn.sigmoid(x)
+        for name, x in theta.items()
+    }
+
+
+def make_loss(model: Model, pool: Pool, options: Options) -> Any:
+    """(theta, params, batch of rows) -> loss and what it is made of."""
+    network, width = model.network, options.width
+    decoder = SoftWavefront(
+        network,
+        pool.texts.shape[1],
+        window=width,
+        inner_recurrence=options.inner_recurrence,
+        prefill_recurrence=options.prefill_recurrence,
+        relaxation=options.relaxation,
+        greedy=True,
     )
+    room = ((0, 0), (0, width + 1))
+
+    def teacher(params: Any, texts: Any, keys: Any) -> Any:
+        """States after r recurrences along the right texts, [B, S, D]."""
+        positions = jnp.broadcast_to(jnp.arange(texts.shape[1]), texts.shape)
+        view = network.view(positions)
+        e, kv = network.embed(params, texts, view, network.empty_window(*texts.shape))
+        state = network.initial_state(
+            jax.vmap(lambda key: jax.random.split(key, texts.shape[1]))(keys)
+        )
+        return network.recur(params, state, e, view, kv, network.recurrence)[0]
+
+    def loss(theta: Theta, params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        request, texts = batch["request"], jnp.pad(batch["texts"], room)
+        states = None
+        if options.objective == "distance":
+            states = jnp.pad(teacher(params, batch["texts"], request.keys), (*room, (0, 0)))
+        at = jnp.arange(texts.shape[1])
+
+        def record(state: Any, info: Any) -> Any:
+            rows = state.rows
+            first = rows.length - info.committed - 1
+            positions = first[:, None] + jnp.arange(width)
+            answer = (at >= request.lengths[:, None]) & (at <= first[:, None])
+            common = min(rows.tokens.shape[1], texts.shape[1])
+            wrong = (rows.tokens[:, :common] != texts[:, :common]) & answer[:, :common]
+            counts = (positions < batch["ends"][:, None] - 1) & ~jnp.any(wrong, axis=1)[:, None]
+            if states is not None:
+                losses = score.latent_change(window(states, first, width), info.refined)
+            else:
+                logits = network.logits(params, info.hidden)
+                losses = -log_probability(logits, window(texts, first + 1, width))
+            leaving = info.leaving * counts
+            return jnp.sum(leaving * losses), jnp.sum(leaving), jnp.sum(info.staying * counts)
+
+        knobs = decoder.Knobs(
+            **constrained(theta),
+            gate_temperature=options.gate_temperature,
+            candidate_temperature=options.candidate_temperature,
+        )
+        _, sums = rollout(
+            decoder, params, request, knobs, n=options.steps, segment=options.segment, record=record
+        )
+        losses, left, stayed = (jnp.sum(x) for x in sums)
+        left = jnp.maximum(left, 1e-6)
+        parts = {
+            "loss_of_states": losses / left,
+            "expected_steps": stayed / left,
+            "positions": left,
+        }
+        return parts["loss_of_states"] + options.price * parts["expected_steps"], parts
+
+    return loss
+
+
+def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
+    """Adam on the schedules, from the paper's: history, candidates and the cost."""
+    loss = make_loss(model, pool, options)
+    learned = descend(loss, model, pool, start(options), constrained, options)
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
     taught = (
         pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
     )
     cost = options.updates * options.rows * (GRADIENT * (prefill + step) + taught)
-    return {"history": history, "candidates": candidates, "cost": cost}
+    return learned | {"cost": cost}
 
 
 def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[float]]:
@@ -96,101 +211,41 @@ def cost_of(decoded: Decoded, pool: Pool, options: Options) -> float:
     return steps + rows * pool.prompts.shape[1] * options.prefill_recurrence
 
 
-def sampler(options: Options) -> Wavefront:
-    """The discrete sampler that everything is measured in."""
-    return Wavefront(
-        inner_recurrence=options.inner_recurrence,
-        window=options.width,
-        prefill_recurrence=options.prefill_recurrence,
-    )
-
-
 def knobs_of(schedule: dict[str, Any]) -> Any:
     """A schedule as the discrete sampler's knobs."""
     return Wavefront.Knobs(**{name: np.asarray(x, np.float32) for name, x in schedule.items()})
 
 
-def constant(values: dict[str, float], options: Options) -> dict[str, list[float]]:
-    """Numbers as schedules, so that all settings share one program."""
-    return {name: [value] * options.ages for name, value in values.items()}
-
-
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Learns, searches, chooses, measures; prints and writes the result."""
-    if options.pool < options.rows or min(options.ages, options.updates, options.candidates) < 1:
-        raise SystemExit(
-            f"pool {options.pool} must hold the {options.rows} rows of an update, and ages {options.ages}, "
-            f"updates {options.updates} and candidates {options.candidates} must be at least 1"
-        )
     model = load(options.model)
     pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
     learned = learn(model, pool, options)
-    informative(learned["history"])
-    contest = Contest(model, sampler(options), knobs_of, options.problem_steps, options.call_price)
-    found = contest.search(
+    sampler = Wavefront(
+        inner_recurrence=options.inner_recurrence,
+        window=options.width,
+        prefill_recurrence=options.prefill_recurrence,
+    )
+    contest = Contest(model, sampler, knobs_of, "schedule", options)
+    searched = contest.search(
         pool,
         lambda generator: draw_schedule(generator, options.ages),
         lambda decoded: cost_of(decoded, pool, options),
-        budget=learned["cost"],
-        rows=options.trial_rows,
-        kept=options.candidates,
-        seed=options.seed,
+        learned["cost"],
     )
-    print(
-        f"random search: {found['trials']} trials, cost {found['cost']:.2e} (learner {learned['cost']:.2e})"
-    )
-    candidates = {"learned": learned["candidates"], "random search": found["candidates"]}
-    chosen = contest.choose(candidates, options.tuning, options.seed + 1)
-
-    hand = [("hand-set (paper)", constant(HAND, options))]
-    hand += [(f"tuned by hand, exit {x['exit_threshold']}", constant(x, options)) for x in TUNED]
-    final = [*hand, *((method, best) for method, (_, best) in chosen.items())]
-    rows, exact = contest.measure(final, "test", options.problems, options.seed + 1)
-    for row in rows:
-        print(table_line(row))
-    by_name = [name for name, _ in final]
-    rival = paired(exact[by_name.index("learned")], exact[by_name.index("random search")])
-    print(
-        f"learned less random search: {rival.difference:+.1%} [{rival.interval[0]:+.1%}, {rival.interval[1]:+.1%}]"
-    )
-    result = {
-        "learner": learned,
-        "random_search": found,
-        "chosen": {
-            method: {"utility": x, "schedule": best} for method, (x, best) in chosen.items()
-        },
-        "rows": rows,
-        "learned_less_random_search": rival._asdict(),
-    }
+    named = [
+        ("hand-set (paper)", HAND),
+        *((f"tuned by hand, exit {x['exit_threshold']}", x) for x in TUNED),
+    ]
+    by_hand = [  # as schedules, so that all settings share one program
+        (name, {knob: [value] * options.ages for knob, value in values.items()})
+        for name, values in named
+    ]
+    methods = {"learned": learned["candidates"], "random search": searched["candidates"]}
+    result = {"learner": learned, "random_search": searched}
+    result |= contest.result(methods, by_hand, options.seed + 1)
     write_record(options.out, options, result, dtypes=facts.dtypes(model.params))
 
 
-def informative(history: Sequence[dict[str, Any]]) -> None:
-    """Prints how large each knob's gradient was, and how much of it pointed the same way in all
-    updates.
-
-    The agreement `|mean g| / mean |g|` is 1 where all gradients are equal and about 1 /
-    sqrt(updates) for noise.
-    """
-    for name in HAND:
-        gradients = np.asarray([entry["gradient"][name] for entry in history])
-        norms = np.linalg.norm(gradients, axis=1)
-        agreement = np.linalg.norm(gradients.mean(axis=0)) / max(float(norms.mean()), 1e-30)
-        print(
-            f"gradient of {name:15s} norm: median {np.median(norms):.2e}, largest {norms.max():.2e}, "
-            f"agreement {agreement:.2f} (noise: {len(norms) ** -0.5:.2f})"
-        )
-
-
-def table_line(row: dict[str, Any]) -> str:
-    low, high = wilson(row["exact"], row["problems"])
-    less, more = row["difference_interval"]
-    return (
-        f"{row['decoder']:26s} exact {row['exact']}/{row['problems']} [{low:.1%}, {high:.1%}]  "
-        f"to hand-set {row['difference']:+.1%} [{less:+.1%}, {more:+.1%}]  "
-        f"calls/token {row['network_calls_per_token']:.3f}  recurrences/token {row['recurrences_per_token']:.3f}"
-    )
-
-
 if __name__ == "__main__":
-    tyro.cli(main)
+    run(main)

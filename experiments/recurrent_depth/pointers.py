@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.common.command import run
-from experiments.common.processes import alone
-from experiments.common.runs import hooks_of, rounded
+from experiments.common.command import alone, run
+from experiments.common.runs import rounded
 from experiments.recurrent_depth.stepwise import stepwise_loss
 from experiments.tasks import build_tokenizer, token_spec
 from experiments.tasks.pointers import Stage, pointer_batches
@@ -27,7 +26,7 @@ from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.families import init_params, matrix_axes
 from paradec_jax.losses import exponential
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.train import TrainState, fit, make_train_step, muon
+from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, fit, make_train_step, muon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +162,7 @@ def main(
     """
     alone()
     folder = Path("runs") / recipe.name if folder is None else folder
+    place = folder / "training"
     shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
     data = pointer_batches(
         tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum
@@ -185,7 +185,7 @@ def main(
             TrainState.create(params, optimizer, jax.random.fold_in(key, 1), ema=True),
             data,
             steps=recipe.updates,
-            hooks=hooks_of(folder / "training", 100),
+            hooks=[Log(place, every=20), Checkpoint(place, every=100), Preempt()],
         )
     assert state.ema is not None
     params = rounded(state.ema, recipe.exported_bits)

@@ -1,5 +1,4 @@
-"""What is tried on tuning problems, rival by rival, equally many settings of each: see `tune` and
-`rivals`.
+"""What `rivals` tries on tuning problems, rival by rival, equally many settings of each.
 
 Two tasks: word problems, whose prompts a decoder may read at any depth, and chains of pointers,
 whose prompts every decoder reads once, so that the depth is spent at the answers.
@@ -11,9 +10,8 @@ from typing import Any
 
 from experiments.tasks import exact_lists, pointer_problems, word_problems
 from experiments.tasks.pointers import PointerTask
-from paradec_jax import store
 from paradec_jax.data.problems import exact_answers
-from paradec_jax.decode import Adaptive, Jacobi, SelfSpeculative, Static, Wavefront
+from paradec_jax.decode import Adaptive, AutoRegressive, Jacobi, SelfSpeculative, Static, Wavefront
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import EVERY_STEP
 
@@ -23,6 +21,13 @@ ONE, SEVERAL = "wave, one position a step", "wave with headway"
 RIVALS = (*SEQUENTIAL, *PARALLEL, ONE, SEVERAL)
 STEPS, NEAREST = (2, 4), 8  # of word problems; look-ups of pointers
 Grid = dict[str, list[Setting]]
+# Of causal models, whose tuning is that of `paradec compare causal`.
+CAUSAL = (
+    ("autoregressive", Setting("autoregressive", AutoRegressive(), baseline=True)),
+    (PARALLEL[0], Setting("jacobi", Jacobi(block=16))),
+    (PARALLEL[1], Setting("jacobi", Jacobi(block=8, running=True))),
+    (PARALLEL[1], Setting("jacobi", Jacobi(block=16, running=True))),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +184,3 @@ TASKS = {
     ),
     "pointers": Task("runs/wide-pointers/model", draw_pointers, pointers_grid, (8, 11, 12, 13)),
 }
-
-
-def place(script: str, task: str, model: str) -> str:
-    """Where a script's results of a task and a model go."""
-    return f"experiments/recurrent_depth/results/{script}-{task}-{store.names_of([model])[0]}.json"

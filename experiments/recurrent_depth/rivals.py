@@ -1,17 +1,22 @@
-"""Tuned rivals on unseen problems, timed in turns: `python -m experiments.recurrent_depth.rivals
-words` (`pointers`).
+"""Baselines tuned on some problems, then compared on unseen ones, all timed in turns.
 
-Every rival with the setting that `tune` chose for it, sequential decoding at further depths, and on
-word problems the causal models, all in one process on the same problems. It says how much a
-wavefront adds over token parallelism, in four numbers: autoregressive decoding at the depth that
-answers need, Jacobi decoding at that depth (one block or a running window), a wave that opens one
-position a step, and a wave with headway. And it names the fastest way of all to answers that are
-not fewer than the baseline's. Of several rivals the fastest on these very problems counts, which
-favours them over a wave.
+    python -m experiments.recurrent_depth.rivals words --tune --problems 100 --seed 0 --timed 3 --passes 3
+    python -m experiments.recurrent_depth.rivals words       # pointers alike
+
+With `--tune` equally many settings of each rival (`rival_settings`) are tried on problems of the
+tuning split. All answers come first; what keeps them is timed; the fastest of each rival is chosen.
+
+Without it what was chosen is compared on problems of the test split, beside sequential decoding at
+further depths and, on word problems, the causal models. It says how much a wavefront adds over token
+parallelism, in four numbers: autoregressive decoding at the depth that answers need, Jacobi decoding
+at that depth (one block or a running window), a wave that opens one position a step, and a wave with
+headway. And it names the fastest way of all to answers that are not fewer than the baseline's. Of
+several rivals the fastest on these very problems counts, which favours them over a wave.
 """
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +26,8 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.record import write_record
-from experiments.recurrent_depth import rival_settings
 from experiments.recurrent_depth.rival_settings import (
+    CAUSAL,
     ONE,
     PARALLEL,
     SEQUENTIAL,
@@ -30,26 +35,23 @@ from experiments.recurrent_depth.rival_settings import (
     TASKS,
     Drawn,
     Grid,
+    static,
 )
-from experiments.recurrent_depth.rival_times import Group, Times, in_turns, over
-from experiments.recurrent_depth.tune import keeps_answers
 from paradec_jax import facts, load
 from paradec_jax.cli.output import progress
-from paradec_jax.decode import AutoRegressive, Jacobi
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source, case_of, prompts_of
 from paradec_jax.evaluate.compare import compare
-from paradec_jax.evaluate.intervals import paired
+from paradec_jax.evaluate.intervals import paired, speedup
+from paradec_jax.evaluate.timing import Speed, measure
 from paradec_jax.store import Model, names_of
 
-# Of causal models, whose tuning is that of `paradec compare causal`.
-CAUSAL = (
-    ("autoregressive", Setting("autoregressive", AutoRegressive(), baseline=True)),
-    (PARALLEL[0], Setting("jacobi", Jacobi(block=16))),
-    (PARALLEL[1], Setting("jacobi", Jacobi(block=8, running=True))),
-    (PARALLEL[1], Setting("jacobi", Jacobi(block=16, running=True))),
+RULE = (
+    "Of the settings of a rival the one with the most tokens a second, among those whose share of exact answers does "
+    "not lie below the baseline's by more than chance: the 95% interval of the paired difference reaches 0."
 )
 Row = dict[str, Any]
+Pairs = Sequence[tuple[str, Setting]]  # rivals and their settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +60,22 @@ class Options:
 
     Attributes:
       task: "words" or "pointers".
+      tune: whether settings are chosen; else those that were chosen are compared.
       model: a model folder or the name of a bundled one; the task's when None.
-      others: models of the causal family that answer the same problems; the task's when None.
-      tuning: the table that `tune` wrote; by default where it writes it.
-      problems: of the test split, for answers.
+      others: models of the causal family that answer the same problems; the task's when None, and
+        none where settings are chosen.
+      tuning: the table that `--tune` wrote; by default where it writes it.
+      problems: for answers.
       seed: of problems and initial states.
-      queries: names that a problem of pointers asks about.
+      queries: names that a problem of pointers asks about, from 8 on.
       timed: problems of the speed measurement, at batch 1.
-      passes: timings of each decoder.
+      passes: timings of each setting.
       rows: problems decoded together when only answers count.
       out: where the JSON goes; named after task and model when None.
     """
 
     task: tyro.conf.Positional[Literal["words", "pointers"]]
+    tune: bool = False
     model: str | None = None
     others: tuple[str, ...] | None = None
     tuning: Path | None = None
@@ -82,152 +87,168 @@ class Options:
     rows: int = 50
     out: Path | None = None
 
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("problems", 1),
-            ("queries", 8),
-            ("timed", 1),
-            ("passes", 1),
-            ("rows", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
     @property
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> list[str]:
         """The recurrent model, then the others."""
         task = TASKS[self.task]
-        return (self.model or task.model, *(task.others if self.others is None else self.others))
+        others = task.others if self.others is None else self.others
+        return [self.model or task.model, *(() if self.tune else others)]
 
-    @property
-    def table(self) -> Path:
-        """What was tuned."""
-        return self.tuning or Path(rival_settings.place("tuning", self.task, self.models[0]))
-
-    @property
-    def place(self) -> Path:
-        """Where the table goes."""
-        return self.out or Path(rival_settings.place("rivals", self.task, self.models[0]))
+    def place(self, kind: str) -> Path:
+        """Where a table of "tuning" or of "rivals" goes."""
+        name = f"{kind}-{self.task}-{names_of(self.models)[0]}.json"
+        return Path("experiments/recurrent_depth/results") / name
 
     def facts(self) -> Row:
-        """As JSON values."""
-        model, *others = names_of(list(self.models))
-        told = {"model": model, "others": others, "tuning": self.table.name, "out": self.place.name}
-        return dataclasses.asdict(self) | told
+        """As JSON values, defaults put in."""
+        model, *others = names_of(self.models)
+        places = {
+            "tuning": self.tuning or self.place("tuning"),
+            "out": self.out or self.place("tuning" if self.tune else "rivals"),
+        }
+        return dataclasses.asdict(self) | {"model": model, "others": others} | places
 
 
-def tuned(path: Path, grid: Grid, options: Options) -> dict[str, Setting]:
+def tuned(grid: Grid, options: Options) -> dict[str, Setting]:
     """The setting that was chosen of each rival; those of which none keeps the answers are missing.
 
     Raises:
       ValueError: no such table, one of another task, or one whose settings are no longer tried.
     """
+    path, asked = options.tuning or options.place("tuning"), options.facts()
     if not path.is_file():
-        raise ValueError(
-            f"{path} is missing: run python -m experiments.recurrent_depth.tune {options.task}"
-        )
+        raise ValueError(f"{path} is missing: choose settings with --tune first")
     table = json.loads(path.read_text())
-    wanted = {name: options.facts()[name] for name in ("task", "model", "queries")}
-    if other := [name for name in wanted if table["options"][name] != wanted[name]]:
-        raise ValueError(f"{path} was tuned with another {', '.join(other)}: run tune again")
-    found = {}
+    names = ("task", "model", "queries")
+    if other := [name for name in names if table["options"][name] != asked[name]]:
+        raise ValueError(f"{path} was tuned with another {', '.join(other)}: tune again")
+    chosen = {}
     for rival, label in table["chosen"].items():
-        named = [setting for setting in grid.get(rival, []) if setting.label() == label]
-        if label is not None and not named:
-            raise ValueError(
-                f"{path} chose {rival}, {label}, which is no longer tried: run tune again"
-            )
-        if named:
-            found[rival] = named[0]
-    return found
+        settings = [setting for setting in grid.get(rival, []) if setting.label() == label]
+        if label is not None and not settings:
+            raise ValueError(f"{path} chose {rival}, {label}, which is no longer tried: tune again")
+        if settings:
+            chosen[rival] = settings[0]
+    return chosen
 
 
-def contestants(options: Options) -> list[tuple[str, Setting]]:
-    """The baseline, sequential decoding at further depths, and what was chosen of each rival."""
+def contestants(options: Options) -> Pairs:
+    """All settings that are tried; or the baseline, sequential decoding at further depths, and what
+    was chosen of each rival.
+    """
     task = TASKS[options.task]
     grid = task.grid(options.queries)
-    sequential = grid[SEQUENTIAL[0]]
-    chosen = tuned(options.table, grid, options)
-    prefill = next(setting for setting in sequential if setting.baseline).decoder.prefill_recurrence
-    beside = [rival_settings.static(depth, prefill) for depth in task.beside]
-    rows = [(SEQUENTIAL[0], setting) for setting in sequential if setting.baseline]
-    rows += [(SEQUENTIAL[0], setting) for setting in beside]
-    labels = {setting.label() for _, setting in rows}
-    return rows + [
-        (rival, setting)
-        for rival, setting in chosen.items()
-        if rival != SEQUENTIAL[0] or setting.label() not in labels
+    if options.tune:
+        return [(rival, setting) for rival, settings in grid.items() for setting in settings]
+    sequential = SEQUENTIAL[0]
+    (baseline,) = (setting for setting in grid[sequential] if setting.baseline)
+    prefill = baseline.decoder.prefill_recurrence
+    rows = [baseline, *(static(depth, prefill) for depth in task.beside)]
+    labels = {setting.label() for setting in rows}
+    return [
+        *((sequential, setting) for setting in rows),
+        *(
+            (rival, setting)
+            for rival, setting in tuned(grid, options).items()
+            if rival != sequential or setting.label() not in labels
+        ),
     ]
 
 
 def answers(
-    model: Model, name: str, pairs: Sequence[tuple[str, Setting]], drawn: Drawn, options: Options
-) -> tuple[list[Row], Any]:
-    """A row a decoder, and which problems each got right, [rows, problems]."""
-    with progress() as report:
-        found = compare(
-            [Source(name, model, setting) for _, setting in pairs],
-            drawn.prompts,
-            seed=options.seed,
-            budget=drawn.budget,
-            score=drawn.score,
-            timed=0,
-            rows=options.rows,
-            report=lambda stage, units: report(f"{name}: {stage}", units),
-        )
-    rows = [{"rival": rival} | row for (rival, _), row in zip(pairs, found.rows, strict=True)]
-    return rows, found.exact
-
-
-def group_of(
-    model: Model, pairs: Sequence[tuple[str, Setting]], drawn: Drawn, options: Options
-) -> Group:
-    """A model's decoders and the problems that are timed."""
-    prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
-    params = model.network.prepare(model.params)
-    cases = [case_of(setting, model, prompts.size, params) for _, setting in pairs]
-    return Group(
-        cases, [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))]
-    )
-
-
-def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
-    """All rows, the baseline first, their times, and the dtypes of the parameters."""
-    drawn = TASKS[options.task].draw(options.problems, options.seed, "test", options.queries)
+    models: Sequence[Model], pairs: Sequence[Pairs], drawn: Drawn, options: Options
+) -> list[Row]:
+    """A row a model and setting, compared with the baseline of the first model."""
+    names = names_of(options.models)
     rows: list[Row] = []
-    exact, groups = [], []
-    names = names_of(list(options.models))
-    models = [load(name) for name in options.models]
-    if models[0].family != "recurrent_depth" or any(
-        other.family != "causal" for other in models[1:]
-    ):
-        raise ValueError("the model must be of family recurrent_depth, the others of family causal")
-    for model, name in zip(models, names, strict=True):
-        pairs: Sequence[tuple[str, Setting]] = (
-            contestants(options) if model is models[0] else CAUSAL
-        )
-        found, right = answers(model, name, pairs, drawn, options)
-        rows += found
-        exact.append(right)
-        groups.append(group_of(model, pairs, drawn, options))
-    right = np.concatenate(exact)
-    for row, mine in zip(rows, right, strict=True):
-        of = paired(mine, right[0])
-        row |= {"difference": of.difference, "difference_interval": list(of.interval)}
-        row |= {"only_here_exact": of.only_first, "only_baseline_exact": of.only_second}
-        row["baseline"] = row is rows[0]
-        row["keeps_answers"] = keeps_answers(row)
+    exact: list[Any] = []
+    for model, name, some in zip(models, names, pairs, strict=True):
+        with progress() as report:
+            compared = compare(
+                [Source(name, model, setting) for _, setting in some],
+                drawn.prompts,
+                seed=options.seed,
+                budget=drawn.budget,
+                score=drawn.score,
+                timed=0,
+                rows=options.rows,
+                report=report,
+            )
+        rows += [
+            {"rival": rival} | row for (rival, _), row in zip(some, compared.rows, strict=True)
+        ]
+        exact += list(compared.exact)
+    base = next(i for i, row in enumerate(rows) if row["baseline"])
+    for i, row in enumerate(rows):
+        pair = paired(exact[i], exact[base])
+        row |= {"difference": pair.difference, "difference_interval": list(pair.interval)}
+        row |= {"only_here_exact": pair.only_first, "only_baseline_exact": pair.only_second}
+        row |= {"baseline": i == base, "keeps_answers": pair.interval[1] >= 0}
         if row["model"] != names[0]:
             del row["equals_greedy"]  # that was greedy decoding of its own model
+    return rows
+
+
+def timed(
+    models: Sequence[Model],
+    settings: Sequence[Sequence[Setting]],
+    drawn: Drawn,
+    options: Options,
+) -> list[Speed]:
+    """Times settings of several models, each once a pass, so that what else the machine does falls
+    on all alike.
+    """
+    groups, passes = [], options.passes
+    for model, some in zip(models, settings, strict=True):
+        prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
+        params = model.network.prepare(model.params)
+        cases = [case_of(setting, model, prompts.size, params) for setting in some]
+        count = min(options.timed, len(drawn.prompts))
+        groups.append((cases, [prompts.request([i]) for i in range(count)]))
     with progress() as report:
-        advance = report("timing in turns", options.passes * len(groups))
-        found_times = in_turns(groups, options.passes, advance)
-    times = [one for of in found_times for one in of]
-    return rows, times, facts.dtypes(*(model.params for model in models))
+        advance, every = report("timing in turns", passes), []
+        for _ in range(passes):
+            every.append([speed for group in groups for speed in measure(*group, passes=1)])
+            advance(1)
+    return [
+        dataclasses.replace(
+            of[-1],
+            each=tuple(speed.each[0] for speed in of),
+            each_reading=tuple(speed.each_reading[0] for speed in of),
+        )
+        for of in zip(*every, strict=True)
+    ]
+
+
+def speed_row(speed: Speed) -> Row:
+    """As JSON values; `decode_tokens_per_second` leaves out prompts and the token that each
+    predicts.
+    """
+    reading = [sum(seconds) for seconds in speed.each_reading]
+    steps = [max(a - b, 1e-9) for a, b in zip(speed.passes, reading, strict=True)]
+    return {
+        "tokens_per_second": speed.tokens_per_second,
+        "tokens_per_second_range": [speed.tokens / end(speed.passes) for end in (max, min)],
+        "decode_tokens_per_second": (speed.tokens - len(speed.decoded)) / statistics.median(steps),
+        "timed_problems": len(speed.decoded),
+        "generated": list(speed.generated),
+        "each": [list(seconds) for seconds in speed.each],
+        "prompt_seconds": reading,
+        "timed_calls": speed.calls,
+    }
+
+
+def over(first: Speed, second: Speed, name: str) -> Row:
+    """How many times the tokens a second of another, under a name, and its range
+    (`intervals.speedup`).
+    """
+    sides = [np.asarray(x) for of in (first, second) for x in (of.generated, of.each)]
+    ratio, interval = speedup(*sides)
+    return {name: ratio, f"{name}_range": list(interval)}
 
 
 def fastest(
-    rows: Sequence[Row], times: Sequence[Times], rivals: Sequence[str], **choices: Any
+    rows: Sequence[Row], speeds: Sequence[Speed], rivals: Sequence[str], **choices: Any
 ) -> int | None:
     """Index of the fastest row of these rivals that keeps the answers; `choices` are settings that
     it must have.
@@ -240,98 +261,122 @@ def fastest(
         and row["model"] == rows[0]["model"]
         and all(row["settings"].get(name) == value for name, value in choices.items())
     ]
-    return max(fitting, key=lambda i: times[i].tokens_per_second, default=None)
+    return max(fitting, key=lambda i: speeds[i].tokens_per_second, default=None)
 
 
-def four_numbers(rows: Sequence[Row], times: Sequence[Times]) -> list[Row]:
+def four_numbers(rows: Sequence[Row], speeds: Sequence[Speed]) -> list[Row]:
     """Autoregressive decoding at the depth needed, Jacobi decoding at that depth, and both kinds of
     waves.
 
     The depth needed is the least that keeps the answers, which is not the fastest one where their
     times are as good as equal.
     """
-    kept = [
+    depth = min(  # the baseline keeps its answers
         row["settings"]["recurrence"]
         for row in rows
         if row["rival"] == SEQUENTIAL[0]
         and row["keeps_answers"]
         and row["model"] == rows[0]["model"]
-    ]
-    depth = min(kept)  # the baseline keeps its own answers
-    sequential = fastest(rows, times, SEQUENTIAL[:1], recurrence=depth)
+    )
+    sequential = fastest(rows, speeds, SEQUENTIAL[:1], recurrence=depth)
     assert sequential is not None
-    beside = fastest(rows, times, PARALLEL, recurrence=depth)
-    named = {
+    beside = fastest(rows, speeds, PARALLEL, recurrence=depth)
+    places = {
         f"autoregressive, r = {depth}": sequential,
         f"Jacobi, r = {depth}": beside,
-        ONE: fastest(rows, times, (ONE,)),
-        SEVERAL: fastest(rows, times, (SEVERAL,)),
+        ONE: fastest(rows, speeds, (ONE,)),
+        SEVERAL: fastest(rows, speeds, (SEVERAL,)),
     }
-    found: list[Row] = []
-    for name, i in named.items():
+    numbers: list[Row] = []
+    for name, i in places.items():
         if i is None:
-            found.append({"name": name, "label": None})
+            numbers.append({"name": name, "label": None})
             continue
         row: Row = {"name": name, "rival": rows[i]["rival"], "label": rows[i]["label"]}
-        row |= {"tokens_per_second": times[i].tokens_per_second}
-        row |= over(times[i], times[sequential], "over_autoregressive")
-        found.append(row | ({} if beside is None else over(times[i], times[beside], "over_jacobi")))
-    return found
+        row |= {"tokens_per_second": speeds[i].tokens_per_second}
+        row |= over(speeds[i], speeds[sequential], "over_autoregressive")
+        more = {} if beside is None else over(speeds[i], speeds[beside], "over_jacobi")
+        numbers.append(row | more)
+    return numbers
 
 
-def summary(rows: list[Row], times: Sequence[Times]) -> Row:
-    """Adds speeds to the rows; the four numbers, the best sequential rival, and the best way of
-    all.
+def summary(rows: list[Row], speeds: Sequence[Speed]) -> Row:
+    """Adds speeds over the best sequential rival to the rows; the four numbers, that rival, and the
+    best way of all.
     """
-    best = fastest(rows, times, SEQUENTIAL)
+    best = fastest(rows, speeds, SEQUENTIAL)
     assert best is not None
-    for row, one in zip(rows, times, strict=True):
-        row |= (
-            one.row() | over(one, times[0], "speedup") | over(one, times[best], "over_sequential")
-        )
-    kept = [row for row in rows if row["keeps_answers"]]
-    winner = max(kept, key=lambda row: row["tokens_per_second"])
-    told = [
-        {name: row[name] for name in ("model", "rival", "label")} for row in (rows[best], winner)
-    ]
-    return {
-        "best_sequential": told[0],
-        "best_way": told[1],
-        "four_numbers": four_numbers(rows, times),
+    for row, speed in zip(rows, speeds, strict=True):
+        row |= over(speed, speeds[best], "over_sequential")
+    right = [row for row in rows if row["keeps_answers"]]
+    ways = {
+        "best_sequential": rows[best],
+        "best_way": max(right, key=lambda row: row["tokens_per_second"]),
     }
+    places = {
+        name: {key: row[key] for key in ("model", "rival", "label")} for name, row in ways.items()
+    }
+    return {**places, "four_numbers": four_numbers(rows, speeds)}
 
 
-def printed(rows: Sequence[Row], result: Row) -> None:
-    """The table, the four numbers and the best way."""
-    for row in rows:
+def choice(rows: Sequence[Row]) -> Row:
+    """The label that the rule chooses of each rival, None where no setting keeps the answers."""
+    tried = {row["rival"]: 0 for row in rows}
+    chosen: dict[str, str | None] = dict.fromkeys(tried)
+    for row in sorted(rows, key=lambda row: -row.get("tokens_per_second", 0.0)):
+        tried[row["rival"]] += 1
+        if row["keeps_answers"] and chosen[row["rival"]] is None:
+            chosen[row["rival"]] = row["label"]
+    return {"rule": RULE, "settings_tried": tried, "chosen": chosen}
+
+
+def shown(row: Row) -> str:
+    """A row in a line."""
+    speed = "too many lost"
+    if "speedup" in row:
         low, high = row["speedup_range"]
-        print(
-            f"{row['model']}, {row['rival']}: {row['label']}: {row['exact']}/{row['problems']}"
-            f"{'' if row['keeps_answers'] else ' (too many lost)'}, {row['network_calls_per_token']:.2f} calls and "
-            f"{row['recurrences_per_token']:.2f} recurrences a token, {row['tokens_per_second']:,.0f} tokens/s, "
-            f"{row['speedup']:.2f}x [{low:.2f}, {high:.2f}], {row['over_sequential']:.2f}x the best sequential rival"
+        lost = "" if row["keeps_answers"] else " (too many lost)"
+        speed = (
+            f"{row['tokens_per_second']:,.0f} tokens/s{lost}, {row['speedup']:.2f}x "
+            f"[{low:.2f}, {high:.2f}]"
         )
-    for row in result["four_numbers"]:
-        if row["label"] is None:
-            print(f"{row['name']}: no setting keeps the answers")
-            continue
-        told = ", ".join(
-            f"{row[name]:.2f}x [{row[f'{name}_range'][0]:.2f}, {row[f'{name}_range'][1]:.2f}] {what}"
-            for name, what in (("over_autoregressive", "autoregressive"), ("over_jacobi", "Jacobi"))
-            if name in row
-        )
-        print(f"{row['name']} ({row['label']}): {row['tokens_per_second']:,.0f} tokens/s, {told}")
-    for name in ("best_sequential", "best_way"):
-        print(f"{name.replace('_', ' ')}: {', '.join(result[name].values())}")
+    return (
+        f"{row['model']}, {row['rival']}: {row['label']}: {row['exact']}/{row['problems']}, "
+        f"{row['network_calls_per_token']:.2f} calls and {row['recurrences_per_token']:.2f} "
+        f"recurrences a token, {speed}"
+    )
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
-    """Prints and writes the table."""
-    rows, times, dtypes = measured(options)
-    result = summary(rows, times)
-    printed(rows, result)
-    write_record(options.place, options.facts(), {**result, "rows": rows}, dtypes=dtypes)
-    print(f"written: {options.place}")
+    """Prints and writes the table, and what was chosen or the four numbers.
+
+    Raises:
+      ValueError: a model of another family.
+    """
+    models, task = [load(name) for name in options.models], TASKS[options.task]
+    families = ["recurrent_depth", *["causal"] * (len(models) - 1)]
+    if [model.family for model in models] != families:
+        raise ValueError("the model must be of family recurrent_depth, the others of family causal")
+    split = "tune" if options.tune else "test"
+    drawn = task.draw(options.problems, options.seed, split, options.queries)
+    pairs = [contestants(options), *[CAUSAL] * (len(models) - 1)]
+    rows = answers(models, pairs, drawn, options)
+    groups = [[setting for _, setting in some] for some in pairs]
+    places = list(range(len(rows)))
+    if options.tune:  # what loses answers is not timed, and the baseline comes first
+        places = [i for i in places if rows[i]["keeps_answers"]]
+        places.sort(key=lambda i: not rows[i]["baseline"])
+        groups = [[groups[0][i] for i in places]]
+    speeds = timed(models, groups, drawn, options)
+    for i, speed in zip(places, speeds, strict=True):
+        rows[i] |= speed_row(speed) | over(speed, speeds[0], "speedup")
+    result = choice(rows) if options.tune else summary(rows, speeds)
+    for line in (*map(shown, rows), *(f"{name}: {value}" for name, value in result.items())):
+        print(line)
+    record = options.facts()
+    dtypes = facts.dtypes(*(model.params for model in models))
+    write_record(record["out"], record, {**result, "rows": rows}, dtypes=dtypes)
+    print(f"written: {record['out']}")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,6 @@ STUDIES: dict[str, Study] = {
         ],
         "exit_threshold",
         "inner_recurrence",
-        "curves",
     ),
     "momentum": Study(
         "Momentum of the conditioning",
@@ -147,7 +146,6 @@ STUDIES: dict[str, Study] = {
         ],
         "momentum",
         "inner_recurrence",
-        "curves",
     ),
     "noise": Study(
         "Inner recurrence and noise",
@@ -156,7 +154,6 @@ STUDIES: dict[str, Study] = {
         ],
         "noise",
         "inner_recurrence",
-        "heat",
     ),
     "released_noise": Study(
         "Inner recurrence and noise under the released rule",
@@ -167,7 +164,6 @@ STUDIES: dict[str, Study] = {
         ],
         "noise",
         "inner_recurrence",
-        "heat",
     ),
     "released_momentum": Study(
         "Momentum of the conditioning under the released rule",
@@ -178,7 +174,6 @@ STUDIES: dict[str, Study] = {
         ],
         "momentum",
         "inner_recurrence",
-        "curves",
     ),
     "noise_kinds": Study(
         "Schedule and mixing of the noise",
@@ -194,7 +189,6 @@ STUDIES: dict[str, Study] = {
         ],
         "window",
         "inner_recurrence",
-        "curves",
     ),
     "headway": Study(
         "Headway",
@@ -206,7 +200,6 @@ STUDIES: dict[str, Study] = {
         ],
         "headway",
         "inner_recurrence",
-        "curves",
     ),
     "multi_token": Study(
         "Width and headway of a wave that carries nothing over (Jacobi decoding)",
@@ -217,7 +210,6 @@ STUDIES: dict[str, Study] = {
         ],
         "window",
         "headway",
-        "curves",
     ),
     "warm_start": Study(
         "Whether states outlive the tokens that they were computed from",
@@ -234,7 +226,6 @@ STUDIES: dict[str, Study] = {
         ],
         "init_scale",
         "inner_recurrence",
-        "curves",
     ),
     "continuous": Study(
         "Continuous compute",

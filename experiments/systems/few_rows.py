@@ -13,7 +13,6 @@ of about 0.2 seconds. Run it on idle cores.
 import argparse
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,8 @@ from jaxtyping import Array
 
 from experiments.common.ratios import quicker
 from experiments.common.record import write_record
-from experiments.systems import report
+from experiments.systems import calls
+from experiments.systems.machine import Clock, in_turns
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.families import PRESETS
@@ -114,7 +114,7 @@ class Plain:
         x = p["embedding"][tokens].astype(jnp.float32)
         if self.recurrent:
             e = blocks(x * c.width**0.5, "prelude", c.prelude_layers)
-            for _ in range(report.RECURRENCE):
+            for _ in range(calls.RECURRENCE):
                 x = dot(jnp.concatenate([latents, e], -1), p["adapter"])
                 latents = blocks(x, "core", c.core_layers)
             x = blocks(self.norm(latents, p["final_norm"]), "coda", c.coda_layers)
@@ -133,17 +133,17 @@ class Plain:
         return *lax.fori_loop(0, steps, step, (cache, tokens)), latents
 
 
-def plain_loop(config: Any, ours: report.CallLoop) -> report.CallLoop:
+def plain_loop(config: Any, ours: calls.CallLoop) -> calls.CallLoop:
     """The plain program on the parameters and the window of the library's loop."""
     plain, params, (cache, tokens) = Plain(config), ours.params.params, ours.buffers
-    size = report.CONTEXT + tokens.shape[1]
+    size = calls.CONTEXT + tokens.shape[1]
     layers = {name: p["attention"] for name, p in params.items() if isinstance(p, Mapping)}
     heads = {name: p["k"].shape[1:] for name, p in layers.items()}
     zeros = {
         name: (jnp.zeros((g, c, size)), jnp.zeros((g, size, c))) for name, (g, c) in heads.items()
     }
     latents = (
-        cache.initial[0, report.CONTEXT :].astype(jnp.float32) if plain.recurrent else jnp.zeros(0)
+        cache.initial[0, calls.CONTEXT :].astype(jnp.float32) if plain.recurrent else jnp.zeros(0)
     )
     buffers, at = (zeros, jnp.array(tokens[0]), latents), ours.at[0]
     program = (
@@ -151,22 +151,20 @@ def plain_loop(config: Any, ours: report.CallLoop) -> report.CallLoop:
         .lower(params, *buffers, at, np.int32(1))
         .compile()
     )
-    return report.CallLoop(program, params, buffers, at)
+    return calls.CallLoop(program, params, buffers, at)
 
 
 def measure(name: str, positions: Sequence[int], passes: int) -> list[dict[str, Any]]:
     """Rows of a shape: a call of the library and one of the plain program, all of them in turns."""
-    loops: dict[Any, report.CallLoop] = {}
+    loops: dict[Any, calls.CallLoop] = {}
     for dtype in DTYPES:
         config = dataclasses.replace(PRESETS[name], dtype=dtype, param_dtype=dtype)
-        params = report.network_at(config).prepare(report.random_params(config))
+        params = calls.network_at(config).prepare(calls.random_params(config))
         for n in positions:
-            loops[dtype, n, "library"] = report.call_loop(config, params, n, report.CONTEXT)
+            loops[dtype, n, "library"] = calls.call_loop(config, params, n, calls.CONTEXT)
             loops[dtype, n, "plain"] = plain_loop(config, loops[dtype, n, "library"])
-    for _ in range(2):  # warms up, then foretells how many calls a timing needs
-        for key, timing in report.in_turns(loops, report.Clock(), 1).items():
-            loops[key].steps = min(max(math.ceil(report.LONG / timing.seconds), 1), 512)
-    timings = report.in_turns(loops, report.Clock(), passes)
+    calls.settle_steps(loops)
+    timings = in_turns(loops, Clock(), passes)
     rows = []
     for dtype, n in itertools.product(DTYPES, positions):
         pair = {

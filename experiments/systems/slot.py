@@ -27,7 +27,10 @@ import paradec_jax as pd
 from experiments.common.ratios import quicker
 from experiments.common.record import write_record
 from experiments.real.settings import SETTINGS, chats
-from experiments.systems import report
+from experiments.systems.calls import SEED, random_params
+from experiments.systems.machine import Clock, compiled, rates
+from experiments.systems.report import leave
+from experiments.tasks import word_problems
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.decode.machine.setting import Setting
@@ -63,10 +66,20 @@ TOKENS, BATCHES, PASSES = (
 TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m-bfloat16.json"
 
 
+def prompts_of_laws(model: Any) -> Prompts:
+    """Prompts of four unseen word problems; of a model that writes texts, nothing to begin with."""
+    if model.family == "masked_diffusion":
+        keys = jax.random.split(jax.random.key(SEED), 4)
+        nothing, stop = np.zeros((4, 0), np.int32), model.token_spec.stop
+        return Prompts(nothing, np.zeros(4, np.int32), keys, 64, stop)
+    texts = [problem.prompt for problem in word_problems(4, seed=SEED, steps=(2, 4))]
+    return prompts_of(model, texts, SEED, 96)
+
+
 def answers(name: str, parallel: bool) -> list[list[int]]:
     """The tokens of four prompts by a bundled model, products in full float32."""
     model, knobs = pd.load(name), LAWS[name][2]
-    prompts = report.prompts_here(model, 4)
+    prompts = prompts_of_laws(model)
     case = case_of(Setting(name, LAWS[name][parallel], knobs), model, prompts.size)
     requests = [
         prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])
@@ -76,14 +89,14 @@ def answers(name: str, parallel: bool) -> list[list[int]]:
     return [ids for one in done for ids in one.completions()]
 
 
-def laws(out: Path, clock: report.Clock) -> None:
+def laws(out: Path, clock: Clock) -> None:
     """Writes for each family whether the tokens are equal, and those that were recorded."""
     jobs = {
         f"{name} {way}": functools.partial(answers, name, bool(way))
         for name in LAWS
         for way in (0, 1)
     }
-    (done, left), rows = report.compiled(jobs, clock), []
+    (done, left), rows = compiled(jobs, clock), []
     for name, (*_, recorded) in LAWS.items():
         plain, parallel = (done.get(f"{name} {way}") for way in (0, 1))
         digest = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
@@ -101,22 +114,20 @@ def model_here(real: Path | None, toy: bool) -> Any:
         return pd.load(str(real), dtype="bfloat16")
     config = pd.PRESETS["test-causal" if toy else "smollm2-135m"]
     config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
-    return pd.Model(config, report.random_params(config), TokenSpec())
+    return pd.Model(config, random_params(config), TokenSpec())
 
 
 def prompts_here(model: Any, count: int) -> Prompts:
     """The ten chats over and over, or random tokens for a model without a tokenizer."""
     if model.tokenizer is not None:
         texts = list(chats(model).values()) * -(-count // 10)
-        return prompts_of(model, texts[:count], report.SEED, TOKENS)
-    drawn = np.random.default_rng(report.SEED).integers(
-        0, model.network.vocab_size, (count, TOKENS)
-    )
-    keys = jax.random.split(jax.random.key(report.SEED), count)
+        return prompts_of(model, texts[:count], SEED, TOKENS)
+    drawn = np.random.default_rng(SEED).integers(0, model.network.vocab_size, (count, TOKENS))
+    keys = jax.random.split(jax.random.key(SEED), count)
     return Prompts(drawn.astype(np.int32), np.full(count, TOKENS, np.int32), keys, TOKENS)
 
 
-def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> None:
+def decoders(out: Path, clock: Clock, real: Path | None, toy: bool) -> None:
     """A row for every decoder at every batch; all programs are compiled first, several at once."""
     model, rows, groups, jobs = model_here(real, toy), [], {}, {}
     params = model.network.prepare(model.params)
@@ -129,7 +140,7 @@ def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> No
         groups[batch] = cases, requests
         for name, case in cases.items():
             jobs[f"{name}, batch {batch}"] = functools.partial(compile_all, [(case, requests[0])])
-    _, left = report.compiled(jobs, report.Clock(0.6 * clock.left()))
+    _, left = compiled(jobs, Clock(0.6 * clock.left()))
     for batch, (cases, requests) in groups.items():
         ready = [name for name in cases if f"{name}, batch {batch}" not in left]
         if ready[:1] != [SETTINGS[0].name]:
@@ -139,11 +150,11 @@ def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> No
             rows.append(
                 {"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0])
             )
-            told = {
+            shown = {
                 key: rows[-1][key]
                 for key in ("milliseconds", "tokens_per_second", "speedup", "share")
             }
-            print(f"{name}, batch {batch}:", told, flush=True)
+            print(f"{name}, batch {batch}:", shown, flush=True)
         options = {"real": real, "toy": toy, "tokens": TOKENS, "passes": PASSES}
         write_record(
             out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"]
@@ -188,7 +199,7 @@ def row_of(model: Any, name: str, batch: int, speed: Speed, base: Speed) -> dict
         "speedup": ratio,
         "speedup_interval": ends(interval),
         "equal_requests": sum(same) / len(same),
-        "share": moved.bytes / report.rates("bfloat16").read / seconds if speed is base else None,
+        "share": moved.bytes / rates("bfloat16").read / seconds if speed is base else None,
     }
 
 
@@ -203,12 +214,12 @@ def main() -> None:
     )
     parser.add_argument("--toy", action="store_true", help="a tiny shape, at batch 1 and 8")
     options = parser.parse_args()
-    clock = report.Clock(60 * options.minutes)
+    clock = Clock(60 * options.minutes)
     if options.part == "laws":
         laws(options.out, clock)
     else:
         decoders(options.out, clock, options.real, options.toy)
-    report.leave(f"written: {options.out}")
+    leave(f"written: {options.out}")
 
 
 if __name__ == "__main__":

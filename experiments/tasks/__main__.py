@@ -14,6 +14,7 @@ from typing import Literal
 
 import tyro
 
+from experiments.common.command import run
 from experiments.tasks.auxiliary import KINDS, auxiliary_task
 from experiments.tasks.chains import SYMBOLS, Followers
 from experiments.tasks.files import write_problems
@@ -69,7 +70,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

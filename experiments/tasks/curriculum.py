@@ -11,19 +11,35 @@ a prompt and a response, practice messages, whose assistant says what counts (`s
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
+from experiments.common.command import run
 from experiments.tasks.auxiliary import auxiliary_task
-from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.vocabulary import build_tokenizer, token_spec
+from experiments.tasks.words import problem
+from paradec_jax.data.problems import Problem
 from paradec_jax.data.text import documents
+
+BATCH = 2048  # positions
+TRIES = 4  # problems that a row may pass over
+
+
+class Bucket(NamedTuple):
+    """Problems of `low` to `high` steps, or practice of a kind, of at most `length` positions."""
+
+    low: int
+    high: int
+    length: int
+    task: str | None = None
+
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be
 # padding.
@@ -32,10 +48,12 @@ BUCKETS = (
     Bucket(3, 4, 161),
     Bucket(5, 6, 226),
     Bucket(7, 8, 286),
-    Bucket(0, 0, 128, task="sums"),
-    Bucket(0, 0, 256, task="steps"),
-    Bucket(0, 0, 128, task="recalls"),
+    Bucket(0, 0, 128, "sums"),
+    Bucket(0, 0, 256, "steps"),
+    Bucket(0, 0, 128, "recalls"),
 )
+MOST = BATCH // min(bucket.length for bucket in BUCKETS)  # rows of a batch
+tokenizer_of_words = functools.cache(build_tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,39 +84,74 @@ class Options:
     held_out: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.weights) != len(BUCKETS) or min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise ValueError(
+                f"weights must be {len(BUCKETS)} numbers, none negative and one positive, "
+                f"not {self.weights}"
+            )
+
 
 def words(options: Options) -> Iterator[dict[str, Any]]:
     """Rows of batches of word problems and practice."""
-    spec, mixture = token_spec(), ((0, options.weights),)
-    make = BatchMaker(
-        build_tokenizer(), options.seed, options.split, 2048, BUCKETS, mixture, 0.0, spec
-    )
-    stride = make.batch_tokens // min(bucket.length for bucket in BUCKETS)
     for index in range(*options.updates):
-        bucket = make.bucket_of(index)
-        for item in make.problems(index):
-            yield {"prompt": item.prompt, "response": item.solution}
-        if bucket.task is not None:
-            for i in range(make.batch_tokens // bucket.length):
-                yield practice(make, index * stride + i, bucket)
+        bucket = bucket_of(options, index)
+        if bucket.task is None:
+            for item in fitting(options, index, bucket):
+                yield {"prompt": item.prompt, "response": item.solution}
+        else:
+            for i in range(BATCH // bucket.length):
+                yield {"messages": practice(options.seed, index * MOST + i, bucket)}
 
 
-def practice(make: BatchMaker, number: int, bucket: Bucket) -> dict[str, Any]:
-    """A row of practice up to the bucket's length, cut into pieces that count and pieces that do
-    not.
+def bucket_of(options: Options, index: int) -> Bucket:
+    """The bucket of batch `index`, drawn by the weights."""
+    draw = np.random.Generator(np.random.Philox([options.seed, index])).random()
+    reached = np.cumsum(options.weights) / np.sum(options.weights)
+    which = int(np.searchsorted(reached, draw, side="right"))
+    return BUCKETS[min(which, int(np.flatnonzero(options.weights)[-1]))]
+
+
+def fitting(options: Options, index: int, bucket: Bucket) -> list[Problem]:
+    """The first problems of batch `index` that fit the bucket; no two batches share a problem's
+    number.
+
+    Raises:
+      ValueError: most of the problems are too long.
     """
+    numbers = range(index * TRIES * MOST, (index + 1) * TRIES * MOST)
+    steps = (bucket.low, bucket.high)
+    drawn = (problem(options.seed, i, options.split, steps) for i in numbers)
+    fits = (item for item in drawn if positions_of(item) <= bucket.length)
+    items = list(itertools.islice(fits, BATCH // bucket.length))
+    if len(items) < BATCH // bucket.length:
+        raise ValueError(f"most problems of {steps} steps do not fit {bucket.length} positions")
+    return items
+
+
+def positions_of(item: Problem) -> int:
+    """Positions that a network reads of a problem: all of its tokens but the stop token."""
+    tokenizer = tokenizer_of_words()
+    prompt = tokenizer.begun(tokenizer.encode(item.prompt), token_spec().bos)
+    return len(prompt) + len(tokenizer.encode_after(item.prompt, item.solution))
+
+
+def practice(seed: int, number: int, bucket: Bucket) -> list[dict[str, str]]:
+    """A row of practice up to the bucket's length as messages; the assistant says what counts."""
     assert bucket.task is not None
-    item = auxiliary_task(make.seed, number, bucket.task)
-    ids, counted = make.practice(number, bucket.task)
-    _, offsets = make.tokenizer.encode_with_offsets(item.answer, item.prompt)
-    read = len(ids) - len(offsets)
-    tokens = zip(offsets[: bucket.length + 1 - read], counted[read:], strict=False)
+    tokenizer, item = tokenizer_of_words(), auxiliary_task(seed, number, bucket.task)
+    _, offsets = tokenizer.encode_with_offsets(item.answer, item.prompt)
+    read = len(tokenizer.begun(tokenizer.encode(item.prompt), token_spec().bos))
+    counted = np.zeros(len(item.answer) + 1, bool)
+    for low, high in item.spans:
+        counted[low:high] = True
     messages = [{"role": "user", "content": item.prompt}] if item.prompt else []
-    for counts, group in itertools.groupby(tokens, lambda token: token[1]):
-        places = [place for place, _ in group]
+    shown = offsets[: bucket.length + 1 - read]
+    for counts, group in itertools.groupby(shown, lambda ends: bool(counted[slice(*ends)].any())):
+        places = list(group)
         content = item.answer[places[0][0] : places[-1][1]]
         messages.append({"role": "assistant" if counts else "user", "content": content})
-    return {"messages": messages}
+    return messages
 
 
 def text(options: Options) -> Iterator[dict[str, Any]]:
@@ -120,13 +173,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Draws the rows and writes their file."""
     options.file.parent.mkdir(parents=True, exist_ok=True)
     with options.file.open("w", encoding="utf-8") as file:
-        file.writelines(
-            json.dumps(row) + "\n" for row in {"words": words, "text": text}[options.task](options)
-        )
+        rows = words(options) if options.task == "words" else text(options)
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

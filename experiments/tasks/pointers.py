@@ -18,7 +18,6 @@ from jaxtyping import Bool, Int32
 
 from experiments.tasks.vocabulary import token_spec
 from experiments.tasks.words import NAMES, SPLITS
-from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -68,10 +67,10 @@ class Tables(NamedTuple):
 
     def after(self, hops: int) -> Int32[np.ndarray, "K B Q"]:
         """The name that 0, 1, ... `hops - 1` look-ups lead to from each query."""
-        found = [self.queries]
+        names = [self.queries]
         for _ in range(1, hops):
-            found.append(np.take_along_axis(self.pointer, found[-1], axis=1))
-        return np.stack(found)
+            names.append(np.take_along_axis(self.pointer, names[-1], axis=1))
+        return np.stack(names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +204,6 @@ class _BatchMaker:
     chains: int
     curriculum: tuple[Stage, ...]
     noisy_share: float
-    spec: TokenSpec
 
     def __call__(self, index: int) -> dict[str, np.ndarray]:
         rng = np.random.Generator(np.random.Philox([self.seed, index * len(SPLITS)]))
@@ -223,30 +221,33 @@ class _BatchMaker:
             [ids[table.order], column(has, task.names), ids[theirs]], axis=-1
         ).reshape(rows, -1)
         most = max(stage.recurrences for stage in self.curriculum)
-        found = ids[
+        answers = ids[
             table.after(max(most, task.farthest + 1))
         ]  # the last ones are the ends of the chains
         # Any draft may stand where an answer will: half of the wrong ones are names, half any
         # token.
         wrong = np.where(
-            rng.random(found[-1].shape) < 0.5,
-            ids[rng.integers(len(ids), size=found[-1].shape)],
-            rng.integers(self.tokenizer.vocab_size, size=found[-1].shape),
+            rng.random(answers[-1].shape) < 0.5,
+            ids[rng.integers(len(ids), size=answers[-1].shape)],
+            rng.integers(self.tokenizer.vocab_size, size=answers[-1].shape),
         )
         share = rng.random((rows, 1)) * (rng.random((rows, 1)) < self.noisy_share)
-        drafts = np.where(rng.random(found[-1].shape) < share, wrong, found[-1])
-        first = [] if self.spec.bos is None else [column(self.spec.bos)]
+        drafts = np.where(rng.random(answers[-1].shape) < share, wrong, answers[-1])
+        spec = token_spec()
         tokens = np.concatenate(
-            [*first, entries, column(ask), ids[table.queries], column(begin), drafts], axis=1
+            [column(spec.bos), entries, column(ask), ids[table.queries], column(begin), drafts],
+            axis=1,
         )
         keys, weights = np.zeros((2, rows, tokens.shape[1] - task.queries - 1), np.int32)
-        ends = slice(len(first) + 2, len(first) + 3 * task.names, 3)
+        ends = slice(3, 1 + 3 * task.names, 3)
         keys[:, ends], keys[:, -1] = ids[table.order], begin
         weights[:, ends], weights[:, -1] = 1, 1
-        stop = np.broadcast_to(column(self.spec.stop[0]), (len(found), rows, 1))
+        stop = np.broadcast_to(column(spec.stop[0]), (len(answers), rows, 1))
         return {
             "tokens": tokens.astype(np.int32),
-            "targets": np.concatenate([found, stop], axis=2).astype(np.int32)[:most].swapaxes(0, 1),
+            "targets": np.concatenate([answers, stop], axis=2)
+            .astype(np.int32)[:most]
+            .swapaxes(0, 1),
             "recurrences": np.int32(stage.recurrences),
             "prompt_targets": keys,
             "prompt_weights": weights.astype(np.float32),
@@ -260,7 +261,6 @@ def pointer_batches(
     chains: int = 2,
     curriculum: Sequence[Stage] = (Stage(0, 24, 12),),
     noisy_share: float = 0.7,
-    spec: TokenSpec | None = None,
     prefetch: int = 2,
 ) -> Endless:
     """An endless iterator over batches for `stepwise_loss`; `get_state` and `set_state` resume it
@@ -281,26 +281,7 @@ def pointer_batches(
         K.
       noisy_share: share of rows in which some of the answers are replaced as inputs, by names or
         any tokens, since a wave computes on drafts.
-      spec: special tokens of the model; those of `build_tokenizer` when None.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
-
-    Raises:
-      ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], no stop
-        token, and as `PointerTask` does.
     """
-    stages = tuple(curriculum)
-    starts = [stage.start for stage in stages]
-    if not stages or starts[0] != 0 or starts != sorted(set(starts)):
-        raise ValueError(f"curriculum must ascend from batch 0, not {stages}")
-    for stage in stages:
-        PointerTask(stage.names, chains, stage.queries)
-        for name in ("recurrences", "rows"):
-            if getattr(stage, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(stage, name)}")
-    if not 0 <= noisy_share <= 1:
-        raise ValueError(f"noisy_share must be in [0, 1], not {noisy_share}")
-    spec = token_spec() if spec is None else spec
-    if not spec.stop:
-        raise ValueError("spec must name a stop token: every row ends in one")
-    make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
+    make = _BatchMaker(tokenizer, seed, chains, tuple(curriculum), noisy_share)
     return Endless(make, prefetch)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import tyro
 
+from experiments.common.command import run
 from experiments.tasks.chains import SYMBOLS, Followers
 from experiments.tasks.vocabulary import build_tokenizer, denoising_spec, token_spec
 from paradec_jax import Model, store
@@ -99,7 +100,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -8,20 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from experiments.tasks import build_tokenizer, token_spec
-from experiments.tasks.batches import BatchMaker, Bucket
+from experiments.tasks import build_tokenizer
 from experiments.tasks.pointers import pointer_batches
 from paradec_jax.data.endless import Endless, Part
 from paradec_jax.data.pairs import pair_batches
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
-
-BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
-EVEN = ((0, (1.0, 1.0, 1.0)),)
-
-
-def problems(_):
-    return BatchMaker(build_tokenizer(), 3, "train", 500, BUCKETS, EVEN, 0.0, token_spec())
 
 
 def pairs(folder):
@@ -38,7 +30,6 @@ def pairs(folder):
 
 MAKERS = {
     "windows": lambda _: WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16, bos=0),
-    "problems": problems,
     "pairs": pairs,
 }
 

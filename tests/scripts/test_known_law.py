@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chi_square import excess
 
-from experiments.masked_diffusion import markov_study
+from experiments.masked_diffusion import sample_law
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import decode
@@ -108,11 +108,11 @@ def test_divergences_are_compared_at_equal_entropy():
     def measured(cross, entropy, count=4_000):
         spread = rng.normal(size=(2, count)) * 0.01
         low = -(entropy + spread[1] - spread[1].mean())
-        return markov_study.Measured(cross + spread[0] - spread[0].mean(), low, low, np.ones(count))
+        return sample_law.Measured(cross + spread[0] - spread[0].mean(), low, low, np.ones(count))
 
     # Cross-entropies of the sweep over its entropy: 0.5, 0.9, 1.5 at 0.5, 0.8, 1.0.
     sweep = [measured(1.5, 1.0), measured(0.9, 0.8), measured(0.5, 0.5)]
-    found, ends = markov_study.at_equal_entropy(measured(1.3, 0.9), sweep)
+    found, ends = sample_law.at_equal_entropy(measured(1.3, 0.9), sweep)
     assert found == pytest.approx(1.3 - 1.2) and ends[0] < found < ends[1] < found + 0.01
-    assert markov_study.at_equal_entropy(measured(1.3, 0.4), sweep) is None
-    assert markov_study.apart(sweep[0], sweep[1])[0] == pytest.approx(0.5 - 0.1)
+    assert sample_law.at_equal_entropy(measured(1.3, 0.4), sweep) is None
+    assert sample_law.apart(sweep[0], sweep[1])[0] == pytest.approx(0.5 - 0.1)

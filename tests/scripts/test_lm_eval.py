@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from toys import of_words
 
 from experiments.lm_eval import execution, judges, run
 from experiments.lm_eval.execution import Limits, execute
+from paradec_jax.store import save
 
 pytestmark = pytest.mark.slow
 DATA = os.environ.get("PARADEC_DATA")
@@ -111,36 +113,9 @@ def test_code_is_judged_by_its_tests():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A random model of 2,048 positions with the Qwen tokenizer, in a folder."""
-    import jax
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    from paradec_jax.config import CausalConfig, TokenSpec
-    from paradec_jax.families import init_params
-    from paradec_jax.store import Model, save
-    from paradec_jax.text.tokenizer import Tokenizer
-
-    source = Path(DATA) / "tokenizers" / "qwen"
-    files = str(source / "vocab.json"), str(source / "merges.txt")
-    backend = tokenizers.Tokenizer(models.BPE.from_file(*files))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|endoftext|>"])
-    tokenizer = Tokenizer(backend)
-    end = tokenizer.id_of("<|endoftext|>")
-    sizes = {
-        "width": 16,
-        "layers": 1,
-        "heads": 2,
-        "kv_heads": 1,
-        "feed_forward": 32,
-        "max_length": 2048,
-    }
-    config = CausalConfig(vocab_size=151_936, **sizes)
+    """A random model of 8,192 positions with the tokens of the word problems, in a folder."""
     folder = tmp_path_factory.mktemp("models") / "random"
-    params, spec = init_params(config, jax.random.key(0)), TokenSpec(stop=(end,), pad=end)
-    save(folder, Model(config, params, spec, tokenizer))
+    save(folder, of_words("test-causal", 0, max_length=8192))
     return folder
 
 

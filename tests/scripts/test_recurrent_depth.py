@@ -1,34 +1,28 @@
-"""What studies of recurrent depth compute: masks, operations, schedules, deeper networks, the
-rivals' rule.
-"""
+"""What studies of recurrent depth compute: operations, schedules, deeper networks."""
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stubs import tiny_network, tiny_params
 
-from experiments.recurrent_depth import serial_steps, width_depth, work
-from experiments.recurrent_depth.copies import RULES
+from experiments.recurrent_depth import serial_steps, width_depth
 from experiments.recurrent_depth.distill_waves import Waves
 from experiments.recurrent_depth.growth import deepen_core
-from experiments.recurrent_depth.rival_times import Times, over
 from experiments.tasks import word_problems
 from experiments.tasks.files import write_problems
 from paradec_jax import load
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.nn import masks
 from paradec_jax.objectives.run import Run, train
 
 pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
-MASKS = {"depth": lambda n, s: masks.causal(n), **RULES}
 
 
 def sees(rule: str, query: tuple[int, int], key: tuple[int, int], copies: int) -> bool:
@@ -36,51 +30,26 @@ def sees(rule: str, query: tuple[int, int], key: tuple[int, int], copies: int) -
     (token, copy), (key_token, key_copy) = query, key
     if key_token == token:
         return key_copy <= copy
-    return key_token < token and (rule == "no_share" or key_copy == copies)
+    return key_token < token and (rule != "kv_share" or key_copy == copies)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("tokens", "copies"), [(1, 4), (4, 1), (5, 3)])
-def test_masks_are_as_defined(rule, tokens, copies):
-    order = [(i + 1, j + 1) for i in range(tokens) for j in range(copies)]
-    wanted = [[sees(rule, query, key, copies) for key in order] for query in order]
-    np.testing.assert_array_equal(RULES[rule](tokens, copies), wanted)
-
-
-@pytest.mark.parametrize("variant", work.VARIANTS)
+@pytest.mark.parametrize("variant", width_depth.VARIANTS)
 @pytest.mark.parametrize(("tokens", "factor"), [(4, 2), (5, 3)])
 def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
-    mask = np.asarray(MASKS[variant](tokens, factor))
+    order = itertools.product(range(tokens), range(1 if variant == "depth" else factor))
+    order = [(token + 1, copy + 1) for token, copy in order]
+    mask = np.asarray([[sees(variant, query, key, factor) for key in order] for query in order])
     recurrence, d, f, positions = 3, TINY.width, TINY.feed_forward, len(mask)
     turns = recurrence * (factor if variant == "depth" else 1)
     layers = TINY.prelude_layers + TINY.core_layers * turns + TINY.coda_layers
     products = layers * (4 * d * d + 3 * d * f) + turns * 2 * d * d
-    cost = work.prefill(TINY, variant, tokens, factor, recurrence)
+    cost = width_depth.prefill(TINY, variant, tokens, factor, recurrence)
     assert (cost.positions, cost.layers, cost.pairs) == (positions, layers, layers * mask.sum())
     assert cost.linear == 2 * positions * products + 2 * d * TINY.vocab_size
     assert cost.attention == 4 * TINY.head_dim * TINY.heads * cost.pairs
     copies = positions // tokens  # of the first token; the last position sees some of them
     stored = TINY.prelude_layers + TINY.core_layers + TINY.coda_layers
     assert cost.kept == stored * tokens * mask[-copies:, :copies].any(axis=0).sum()
-
-
-def test_depth_is_recurrence_and_no_share_a_longer_prompt():
-    network, short = tiny_network(), jnp.array([[3, 1, 4], [1, 5, 9]])
-    doubled = jnp.repeat(short, 2, axis=1)
-    positions = jnp.broadcast_to(jnp.arange(6), doubled.shape)
-    state = network.initial_state(jax.random.split(jax.random.key(3), doubled.shape))
-
-    def read(tokens, *arguments):
-        reader = jax.jit(
-            lambda params, *x: width_depth.read_wide(network, params, *x, *arguments)[0]
-        )
-        return reader(tiny_params(), tokens, state)
-
-    forward = jax.jit(lambda p: network.at(2).forward_from(p, doubled, positions, state)[0].hidden)
-    want = forward(tiny_params())
-    np.testing.assert_allclose(read(doubled, "depth", 2), want, atol=1e-5)
-    np.testing.assert_allclose(read(short, "no_share", 2, 2, False), want[:, 1::2], atol=1e-5)
-    assert jnp.abs(read(short, "no_share", 2, 2, True) - want[:, 1::2]).max() > 1e-4
 
 
 def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
@@ -119,16 +88,6 @@ def test_new_layers_pass_on_what_they_get_and_learn():
     np.testing.assert_allclose(logits(deeper, grown), logits(CONFIG, params), atol=2e-5)
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p)))))(grown)
     assert float(jnp.abs(gradient["core_1"]["mlp"]["down"]).max()) > 1e-4
-
-
-def test_speeds_leave_out_prompts_where_they_say_so():
-    slow = Times([10, 12], [(1.0, 1.0), (1.0, 3.0), (2.0, 2.0)], [1.0, 1.0, 1.0], 20)
-    assert (
-        slow.row()["tokens_per_second"] == 22 / 4
-        and slow.row()["decode_tokens_per_second"] == 20 / 3
-    )
-    quick = Times([10, 12], [(0.5, 0.5), (0.5, 1.5), (1.0, 1.0)], [0.5] * 3, 20)
-    assert over(quick, slow, "x") == {"x": 2.0, "x_range": [2.0, 2.0]}
 
 
 def test_waves_learn_from_the_trajectories_of_a_causal_model(toys, tmp_path):

@@ -18,15 +18,14 @@ from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.store import Model, ResidualHead, save
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 40
-LENGTH = 12  # characters of a sample
 CHAIN = start.Options("test-sdar", Path(), chains=True, layers=1, block=4)
 WORDS = start.Options("test-sdar", Path(), block=4)
 POINTERS = dataclasses.replace(pointers.RECIPES["tiny-pointers"], width=16, heads=2)
 
 
-def of_words(preset: str, seed: int) -> Model:
+def of_words(preset: str, seed: int, max_length: int = 512) -> Model:
     """A model of the word problems' tokens."""
-    config = dataclasses.replace(PRESETS[preset], vocab_size=384, max_length=512)
+    config = dataclasses.replace(PRESETS[preset], vocab_size=384, max_length=max_length)
     params = jax.tree.map(lambda x: 2 * x, init_params(config, jax.random.key(seed)))
     return Model(config, params, token_spec(), build_tokenizer())
 

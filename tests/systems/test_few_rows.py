@@ -1,15 +1,13 @@
-"""The plain program that the library's calls are timed beside: the same scores, and a row of each."""
+"""The plain program that the library's calls are timed beside gives the same scores."""
 
 import dataclasses
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.systems import few_rows, report
+from experiments.systems import calls, few_rows
 from paradec_jax.decode import Prefix
 from paradec_jax.families import PRESETS, init_params
 
@@ -17,7 +15,7 @@ from paradec_jax.families import PRESETS, init_params
 @pytest.fixture
 def short(monkeypatch):
     for name, value in {"CONTEXT": 5, "LONG": 1e-6, "_PROGRAMS": {}}.items():
-        monkeypatch.setattr(report, name, value)
+        monkeypatch.setattr(calls, name, value)
 
 
 @pytest.mark.slow
@@ -26,7 +24,7 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     config = dataclasses.replace(
         PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {})
     )
-    network = report.network_at(config)
+    network = calls.network_at(config)
     drawn = jax.tree.map(lambda leaf: leaf + 0.01, init_params(config, jax.random.key(0)))
     params, at, tokens = network.prepare(drawn), jnp.full(1, 5), jnp.array([[3, 1, 4]])
     cache = network.init_cache(jax.random.split(jax.random.key(1), 1), 8)
@@ -36,31 +34,9 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     want = network.forward(params, tokens, 5 + jnp.arange(3)[None], Prefix(cache, at))
     want = network.logits(params, want.hidden)[0]
 
-    plain, loop = few_rows.Plain(config), report.call_loop(config, params, 3, 5)
+    plain, loop = few_rows.Plain(config), calls.call_loop(config, params, 3, 5)
     empty = few_rows.plain_loop(config, loop).buffers[0]
     latents = cache.initial[0] if plain.recurrent else jnp.zeros((8, 0))
     _, kept = plain.scores(params.params, empty, before[0], 0, latents[:5])
     got, _ = plain.scores(params.params, kept, tokens[0], 5, latents[5:])
     np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_row_for_each_number_of_positions(short, tmp_path, monkeypatch):
-    path = tmp_path / "rows.json"
-    options = [
-        "--shapes",
-        "test-causal",
-        "--positions",
-        "1",
-        "3",
-        "--passes",
-        "3",
-        "--out",
-        str(path),
-    ]
-    monkeypatch.setattr(sys, "argv", ["few_rows", *options])
-    few_rows.main()
-    rows = json.loads(path.read_text())["rows"]
-    found = [(row["dtype"], row["positions"]) for row in rows]
-    assert found == [("float32", 1), ("float32", 3), ("bfloat16", 1), ("bfloat16", 3)]
-    assert all(len(row["plain"]["wall"]) == 3 and min(row["library"]["busy"]) > 0 for row in rows)

@@ -14,21 +14,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-def planned(out, *words):
+def planned(out, words):
     """The record of a plan of a toy model on four simulated devices."""
-    words = (
-        "test-causal",
-        "--target",
-        "cpu:4",
-        "--batch",
-        "4",
-        "--seq",
-        "16",
-        "--out",
-        str(out),
-        *words,
-    )
-    command = [sys.executable, "-m", "experiments.systems.plan", *words]
+    words = f"-m experiments.systems.plan test-causal --target cpu:4 --batch 4 --seq 16 {words}"
+    command = [sys.executable, *words.split(), "--out", str(out)]
     options = {"env": os.environ | {"JAX_PLATFORMS": "cpu"}, "capture_output": True, "text": True}
     done = subprocess.run(command, cwd=ROOT, check=False, timeout=600, **options)
     assert done.returncode == 0, done.stderr
@@ -37,7 +26,7 @@ def planned(out, *words):
 
 def test_a_train_step_has_a_price(tmp_path, capsys):
     out = tmp_path / "plan.json"
-    found = planned(out, "--mesh", "fsdp=2,tensor=2", "--chunk", "8")
+    found = planned(out, "--mesh fsdp=2,tensor=2 --chunk 8")
     (row,) = found["rows"]
     assert found["chips"] == 4 and found["memory"] == "by the CPU's compiler: no plan"
     assert row["program"] == "train step" and row["fits"] and row["gib"] > 0
@@ -53,8 +42,8 @@ def test_a_train_step_has_a_price(tmp_path, capsys):
 
 
 def test_a_decoder_has_two_prices_and_a_largest_batch(tmp_path):
-    words = ("--mesh", "data=4", "--decode", "jacobi", "--new", "4", "--largest")
-    found = planned(tmp_path / "plan.json", *words)
+    words = "--mesh data=4 --decode jacobi --new 4 --largest"
+    found = planned(tmp_path / "plan.json", words)
     names = [(row["program"], row["batch"]) for row in found["rows"]]
     assert names == [("prompt", 4), ("decode step", 4), ("prompt", 8), ("decode step", 8)]
     stop = {"all-reduce": {"count": 1, "bytes": 1}}  # has every row stopped?
@@ -68,8 +57,4 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
     one, two = {"gib": 20.0, "batch": 8}, {"gib": 24.0, "batch": 16}
     # 16 GiB whatever the batch, half a GiB a row
     assert largest(one, two, 8) == {"80 GB": 112, "141 GB": 224, "v5p": 152}
-    assert largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8) == {
-        "80 GB": 0,
-        "141 GB": 0,
-        "v5p": 0,
-    }
+    assert set(largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8).values()) == {0}

@@ -2,7 +2,6 @@
 be installed.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.systems import report
-from paradec_jax.config import CAUSAL_PRESETS
+from experiments.systems import calls, machine, report
 from paradec_jax.families import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -33,60 +31,46 @@ import experiments.systems.report
 
 @pytest.fixture
 def small(monkeypatch):
-    """Two shapes, two windows, toy trainings, and rates that need no measuring."""
-    for name in ("CALLS", "ONE_BY_ONE"):
-        monkeypatch.setattr(report, name, ("test-causal", "test-recurrent"))
-    monkeypatch.setattr(report, "shape_here", lambda name: (PRESETS[name], name))
-    for name, value in {"WINDOWS": ((1, 4),), "CONTEXT": 8, "TOKENS": 3, "LONG": 1e-6}.items():
+    """Two shapes, two windows, and rates that need no measuring."""
+    timings = dict.fromkeys(("sum", "copy", "product"), machine.Timing((1.0, 2.0), (1.0, 2.0)))
+    toy = {
+        "CALLS": ("test-causal", "test-recurrent"),
+        "ONE_BY_ONE": ("test-causal", "test-recurrent"),
+        "shape_here": lambda name: (PRESETS[name], name),
+        "WINDOWS": ((1, 4),),
+        "CONTEXT": 8,
+        "TOKENS": 3,
+        "rates": lambda dtype: machine.Rates({"sum": 2e9, "copy": 3e9}, 1e9, timings),
+    }
+    for name, value in toy.items():
         monkeypatch.setattr(report, name, value)
-    timing = report.Timing((1.0, 2.0), (1.0, 2.0))
-    found = report.Rates(
-        {"sum": 2e9, "copy": 3e9}, 1e9, {"sum": timing, "copy": timing, "product": timing}
-    )
-    monkeypatch.setattr(report, "rates", lambda dtype: found)
-    toy = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=8, max_length=512)
-    monkeypatch.setattr(report, "CAUSAL_PRESETS", {"tiny-causal": toy})
+    monkeypatch.setattr(calls, "LONG", 1e-6)
 
 
 def test_every_part_has_its_rows(small, tmp_path):
-    parts = ["device", "calls", "autoregressive", "training"]
-    found = report.measure(tmp_path, 10.0, parts)
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert told["rows"] == json.loads(json.dumps(found.rows)) and told["left_out"] == []
-    assert list(dict.fromkeys(row["part"] for row in told["rows"])) == parts
-    assert told["options"]["parts"] == parts and "device" in told["facts"]
-    reading = [row["figure"] for row in told["rows"] if row["part"] == "device"]
+    report.measure(tmp_path, 10.0)
+    record = json.loads((tmp_path / "report.json").read_text())
+    rows = record["rows"]
+    assert list(dict.fromkeys(row["part"] for row in rows)) == list(report.PARTS)
+    assert record["left_out"] == [] and "device" in record["facts"]
+    reading = [row["figure"] for row in rows if row["part"] == "device"]
     assert reading == ["2 GB/s", "3 GB/s, the read rate", "1 GFLOP/s"]
-    calls = [row for row in told["rows"] if row["part"] == "calls"]
-    assert [row["positions"] for row in calls] == [1, 4] * 2
-    assert "speedup" not in calls[0] and calls[1]["needed"] == pytest.approx(
-        1 / calls[1]["speedup"]
-    )
-    for row in told["rows"]:
+    one, four, *others = [row for row in rows if row["part"] == "calls"]
+    assert [row["positions"] for row in (one, four, *others)] == [1, 4] * 2
+    assert "speedup" not in one and four["needed"] == pytest.approx(1 / four["speedup"])
+    for row in rows:
         assert len(row["passes"]) == len(row["processor"]) >= 2 and row["seconds"] > 0
     text = (tmp_path / "report.md").read_text()
-    assert text.count("\n| ") == 2 + len(told["rows"]) and "Not measured" not in text
-
-
-def test_bundled_models_at_every_batch(monkeypatch, tmp_path):
-    monkeypatch.setattr(report, "PAIRS", {"tiny-jacobi": report.PAIRS["tiny-jacobi"]})
-    found = report.Report(tmp_path, {})
-    report.bundled(found, report.Clock(600), batches=(1,))
-    one, parallel = found.rows
-    assert one["tokens"] == parallel["tokens"] and one["network_calls"] > parallel["network_calls"]
-    assert parallel["against"] == report.PAIRS["tiny-jacobi"][0].name and parallel["speedup"] > 0
+    assert text.count("\n| ") == 2 + len(rows) and "Not measured" not in text
 
 
 def test_what_finds_no_time_is_told(small, tmp_path):
-    found = report.Report(tmp_path, {})
-    report.calls(found, report.Clock(0))
-    report.training(found, report.Clock(0))
-    assert not found.rows and [one["why"] for one in found.left_out] == ["no time was left"] * 3
-    found.write()
-    assert (
-        "- training, tiny-causal, 16 x 256: no time was left"
-        in (tmp_path / "report.md").read_text()
-    )
+    empty = report.Report(tmp_path, {})
+    report.calls(empty, machine.Clock(0))
+    empty.write()
+    assert not empty.rows
+    text = (tmp_path / "report.md").read_text()
+    assert "- calls, test-causal, 1, 4 positions: no time was left" in text
 
 
 def test_neither_the_package_nor_the_report_needs_what_only_commands_and_training_use():

@@ -57,16 +57,3 @@ def test_draws_have_the_law():
     assert LAW.lawful(walked[None]).all()
     np.testing.assert_array_equal(LAW.draw(3, [5, 6]), LAW.draw(3, [5, 6]))
     assert LAW.digest != Followers(symbols=4, length=4, share=0.7, seed=4).digest
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"symbols": 1}, "symbols and length must be at least 2, not 1"),
-        ({"length": 1}, "at least 2, not 16 and 1"),
-        ({"share": 1.0}, r"share must be in \(0, 1\)"),
-    ],
-)
-def test_what_is_no_law_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Followers(**wrong)

@@ -126,18 +126,6 @@ def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
     assert metrics["prompt_recurrence"] == 2
 
 
-@pytest.mark.slow
-def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
-    params = init_params(NETWORK.config, jax.random.key(0))
-    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), 2))
-    key = jax.random.key(5)
-    other = small_batch | {"targets": small_batch["targets"].at[:, 3].set(7)}
-    earlier = small_batch | {"targets": small_batch["targets"].at[:, 2].set(7)}
-    value = loss(params, None, small_batch, key)[0]
-    assert value == loss(params, None, other, key)[0]
-    assert value != loss(params, None, earlier, key)[0]
-
-
 def test_lists_are_right_as_a_whole():
     items = pointer_problems(3, seed=2, task=TASK, nearest=1)
     assert items[1] == pointer_problem(2, 1, "test", task=TASK, nearest=1)

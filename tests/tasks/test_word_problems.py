@@ -1,13 +1,12 @@
-"""The word-problem generator and its batches."""
+"""The word-problem generator."""
 
 import itertools
 import operator
 import re
 
-import numpy as np
 import pytest
 
-from experiments.tasks import auxiliary, batches, vocabulary
+from experiments.tasks import auxiliary, vocabulary
 from experiments.tasks import words as wp
 from experiments.tasks.__main__ import Options, drawn, main
 from paradec_jax.data.problems import ASSETS, BUNDLED, exact_answers, extract_answer, read_problems
@@ -29,17 +28,6 @@ def sample():
 
 def question(item):
     return item.prompt.removeprefix("Question: ").removesuffix("\nAnswer:\n")
-
-
-def make(tokenizer, **changes):
-    arguments = {"seed": 5, "batch_tokens": 1000, "prefetch": 0}
-    return batches.word_problem_batches(tokenizer, **(arguments | changes))
-
-
-def make_maker(tokenizer, **changes):
-    arguments = {"seed": 5, "split": "train", "batch_tokens": 1000, "buckets": batches.BUCKETS}
-    arguments |= {"mixture": batches.MIXTURE, "prompt_weight": 0.0, "spec": vocabulary.token_spec()}
-    return batches.BatchMaker(tokenizer, **(arguments | changes))
 
 
 # A reader of its own: it solves the question from the story and knows nothing of how the story was
@@ -157,63 +145,6 @@ def test_bad_arguments_of_problem(arguments, message):
         wp.problem(*arguments)
 
 
-def test_batch_rows(tokenizer):
-    maker = make_maker(tokenizer, prompt_weight=0.25)
-    batch, problems = maker(0), maker.problems(0)
-    bucket = maker.bucket_of(0)
-    assert batch["tokens"].shape == (1000 // bucket.length, bucket.length)
-    dtypes = {name: array.dtype for name, array in batch.items()}
-    assert dtypes == {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
-    for item, tokens, targets, weights in zip(problems, *batch.values(), strict=True):
-        prompt, solution = (
-            [1, *tokenizer.encode(item.prompt)],
-            [*tokenizer.encode(item.solution), 2],
-        )
-        row = np.asarray(prompt + solution)
-        np.testing.assert_array_equal(tokens[: len(row)], row)
-        np.testing.assert_array_equal(targets[: len(row) - 1], row[1:])
-        np.testing.assert_array_equal(targets[weights == 1], solution)
-        np.testing.assert_array_equal(targets[weights == 0.25], prompt[1:])
-        assert not tokens[len(row) :].any() and not weights[len(row) - 1 :].any()
-
-
-def test_mixture_sets_the_buckets(tokenizer):
-    maker = make_maker(tokenizer, mixture=((0, (1.0, 0.0, 0.0)), (50, (0.0, 1.0, 3.0))))
-    drawn = [maker.buckets.index(maker.bucket_of(i)) for i in range(450)]
-    assert set(drawn[:50]) == {0}
-    assert 0.65 < np.mean(np.asarray(drawn[50:]) == 2) < 0.85
-    assert 0 not in drawn[50:]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_tokens": 100}, "batch_tokens 100 cannot hold a row of 164"),
-        (
-            {"buckets": (batches.Bucket(2, 3, 90),), "mixture": ((0, (1,)),)},
-            "its bucket has length 90",
-        ),
-        ({"buckets": ()}, "at least one bucket"),
-        ({"mixture": ((0, (1, 1)),)}, "must give 3 weights"),
-        ({"mixture": ((0, (0, 0, 0)),)}, "one positive"),
-        ({"mixture": ((5, (1, 1, 1)),)}, "the first at batch 0"),
-        ({"split": "dev"}, "split must be one of"),
-    ],
-)
-def test_bad_arguments_of_batches(tokenizer, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(tokenizer, **changes)
-
-
-def test_long_problems_are_passed_over(tokenizer):
-    short = batches.Bucket(2, 3, 120)  # some problems of three steps need more
-    maker = make_maker(tokenizer, buckets=(short,), mixture=((0, (1.0,)),))
-    wide = make_maker(tokenizer, buckets=(batches.Bucket(2, 3, 164),), mixture=((0, (1.0,)),))
-    assert all(len(maker.problems(i)) == 1000 // 120 == len(maker(i)["tokens"]) for i in range(10))
-    assert {item.steps for i in range(10) for item in maker.problems(i)} == {2, 3}
-    assert any(row[121:].any() for i in range(10) for row in wide(i)["tokens"])
-
-
 @pytest.mark.parametrize("kind", ["sums", "steps"])
 def test_auxiliary_tasks_compute_right_and_count_their_numbers(kind):
     for index in range(50):
@@ -263,20 +194,6 @@ def test_recalls_are_of_the_newest_amount():
                 assert held[name] == amount and starts[told.start(3)] == told.end(3) + 1
             held[name], said = amount, said + 1
         assert said == 4 * auxiliary.MAX_STEPS and len(starts) > said / 2
-
-
-def test_batches_of_auxiliary_tasks(tokenizer):
-    buckets = (batches.Bucket(2, 3, 164), batches.Bucket(0, 0, 128, task="sums"))
-    maker = make_maker(tokenizer, buckets=buckets, mixture=((0, (0.0, 1.0)),))
-    batch = maker(0)
-    assert batch["tokens"].shape == (7, 128) and maker.problems(0) == []
-    np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
-    for tokens, targets, weights in zip(*batch.values(), strict=True):
-        text = tokenizer.decode([*tokens[1:], targets[-1]])
-        results = "".join(result for *_, result in EQUATION.findall(text))
-        counted = tokenizer.decode(targets[weights == 1])
-        assert re.sub(r"\D", "", counted) == results
-    assert not np.array_equal(maker(1)["tokens"], batch["tokens"])
 
 
 def test_the_mask_comes_after_all_other_tokens(tokenizer):
