@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.common.record import rows_begun, write_record
+from experiments.masked_diffusion.drawing import draw, real_row
 from experiments.masked_diffusion.held_out import HeldOut
+from experiments.masked_diffusion.judge import Judgement, TextJudge, check_definition
+from experiments.masked_diffusion.text_measures import entropy
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
-from paradec_jax.evaluate.compare import draw, real_row
-from paradec_jax.evaluate.judge import Judgement, TextJudge, check_judge
-from paradec_jax.evaluate.text_measures import entropy
 from paradec_jax.generate import tokenizer_of
 
 Row = dict[str, Any]
@@ -109,7 +109,7 @@ class Texts:
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows: dict[str, Row] = rows_begun(drawing.file, self.kept) or {}
         judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
-        check_judge(judge, drawing.definition)
+        check_definition(judge, drawing.definition)
         tokenizer = tokenizer_of(model)
         held_out: list[list[int]] = []
         if drawing.text is not None:
@@ -222,7 +222,7 @@ def left_out(
     group i mod G.
 
     They give the interval of whatever is computed from several rows, whose samples share their keys
-    (`evaluate.intervals.jackknife`).
+    (`text_measures.jackknife`).
     """
     found: dict[str, list[float]] = {"log_perplexity": [], "fourgram_entropy": []}
     weight = judged.counted if judged.definition == "mdlm" else np.sign(judged.counted)

@@ -206,9 +206,9 @@ def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the family whose table it ends, or else of the first that has it."""
+    """The last bundled model of the family whose models suit it most, or of the first that has it."""
     families = [family for family in FAMILIES.values() if family.named(name)]
-    return max(families, key=lambda family: family.settings[-1].name == name).bundled[-1]
+    return max(families, key=lambda family: [*family.decoders][-1] == name).bundled[-1]
 
 
 def _print_counts(result: Generation) -> None:

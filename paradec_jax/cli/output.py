@@ -28,7 +28,6 @@ ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has
 OWN: dict[str, Callable[[str], Any]] = {
     "json": lambda text: (rows := json.loads(text)) and all(row.keys() >= ROW for row in rows),
     "html": lambda text: text.startswith(text_of(TEMPLATE).partition(PLACE)[0]),
-    "texts": lambda text: all(json.loads(line).keys() == {"text"} for line in text.splitlines()),
 }
 WIDTH = 180  # characters of a line where the output is no terminal
 
@@ -106,16 +105,12 @@ def check_place(option: str, path: str | None) -> None:
     place = Path(path).absolute()
     if not place.parent.is_dir():
         raise ValueError(f"--{option} cannot write {path}: there is no folder {place.parent}")
-    for file in (place, *place.glob("[0-9][0-9]-*.jsonl")):
-        folder = option == "texts" and file == place
-        with contextlib.suppress(Exception):  # whatever text may stand there
-            if not os.path.lexists(file) or (
-                not file.is_symlink() and (file.is_dir() if folder else OWN[option](text_of(file)))
-            ):
-                continue
-        raise ValueError(
-            f"--{option} cannot write {path}: {file} exists and is not what this option writes"
-        )
+    with contextlib.suppress(Exception):  # whatever text may stand there
+        if not os.path.lexists(place) or (not place.is_symlink() and OWN[option](text_of(place))):
+            return
+    raise ValueError(
+        f"--{option} cannot write {path}: {place} exists and is not what this option writes"
+    )
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

@@ -10,8 +10,8 @@ from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
 from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
-from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.evaluate.timing import Case
 from paradec_jax.generate import BUCKET, bind, parameters, tokenizer_of
 from paradec_jax.store import Model

@@ -198,6 +198,7 @@ STUDIES = {
 ELSEWHERE = {
     *("common.curves", "jacobi.study", "recurrent_depth.study"),  # test_common
     "recurrent_depth.distill_waves",  # test_recurrent_depth
+    "masked_diffusion.compare_texts",  # test_compare_texts
     *("launch.local", "lm_eval.execution", "lm_eval.run"),  # tests of their own
     *(
         f"systems.{name}" for name in ("checkouts", "few_rows", "memory", "plan", "report", "slot")
