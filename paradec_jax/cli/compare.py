@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import arg
 
 from paradec_jax import store
 from paradec_jax.cli.answers import Options, answers
@@ -53,7 +54,7 @@ NOTES = {  # of all families, or of one
 }
 
 
-def compare_command(options: OmitArgPrefixes[Options]) -> int:
+def compare_command(options: Annotated[Options, arg(name="")]) -> int:
     """Decodes the same problems with every decoder of a model's family and prints one table.
 
     Exact answers and texts equal to one by one are counted over all problems, decoded in batches;

@@ -183,7 +183,9 @@ class TestRows:
     def test_another_tokenizer_is_refused(self, sources):
         other = Source("other", model_of("masked_diffusion", "0123456789"), SETTINGS[0])
         with pytest.raises(ValueError, match="other has another tokenizer than teacher"):
-            compare_texts([sources[0], other], model_of("causal"), "judge", length=LENGTH)
+            compare_texts(
+                [sources[0], other], model_of("causal"), "judge", length=LENGTH, samples=1
+            )
 
 
 class TestCommand:
