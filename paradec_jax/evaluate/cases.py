@@ -77,9 +77,8 @@ def prompts_of(
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     if budget is None:
-        known = [item.solution for item in problems if isinstance(item, Problem)]
-        solutions = [text for text in known if text is not None]
-        if len(solutions) < len(problems):
+        solutions: list[Any] = [getattr(item, "solution", None) for item in problems]
+        if None in solutions:
             raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
         room = model.network.max_length - tokens.shape[1]

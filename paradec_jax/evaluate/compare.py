@@ -93,10 +93,11 @@ def compare(
     Raises:
       ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
     """
-    baselines = [i for i, source in enumerate(sources) if source.setting.baseline]
-    if len(baselines) != 1:
-        raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
-    base, model = baselines[0], sources[baselines[0]].model
+    baselines = [source.setting.baseline for source in sources]
+    if sum(baselines) != 1:
+        raise ValueError(f"settings must hold exactly one baseline, not {sum(baselines)}")
+    base = baselines.index(True)
+    model = sources[base].model
     prompts = prompts_of(model, problems, seed, budget)
     if judge is not None:
         _check_room(judge, prompts)

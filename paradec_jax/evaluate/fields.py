@@ -81,10 +81,13 @@ def work_fields(decoder: Any, answers: Answers, lengths: Any) -> Row:
     network, tokens = decoder.network, sum(map(len, answers.ids))
     positions = answers.counts[POSITIONS]
     head_calls = answers.counts.get("head_calls", np.zeros_like(positions))
-    row: Row = {"positions_per_token": int(positions.sum()) / tokens}
-    row["head_calls_per_token"] = int(head_calls.sum()) / tokens
+    row: Row = {
+        "positions_per_token": int(positions.sum()) / tokens,
+        "head_calls_per_token": int(head_calls.sum()) / tokens,
+        "flops_per_token": None,
+    }
     if "recurrences" in network.counters or not hasattr(network, "work"):
-        return row | {"flops_per_token": None}
+        return row
     flops = 0
     for ids, length, count, calls in zip(answers.ids, lengths, positions, head_calls, strict=True):
         context = int(length) + len(ids) // 2

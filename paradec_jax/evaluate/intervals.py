@@ -124,15 +124,13 @@ def speedup(
     def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
         return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    here, there = (
-        spent(s[rows, columns], u[rows, columns]),
-        spent(t[rows, columns], v[rows, columns]),
-    )
+    one = spent(s[rows, columns], u[rows, columns])
+    other = spent(t[rows, columns], v[rows, columns])
     value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
     ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
-    if min(here.min(), there.min(), theirs.min()) <= 0:
+    if min(one.min(), other.min(), theirs.min()) <= 0:
         return value, (0.0, math.inf)
-    low, high = np.percentile(ours / theirs * there / here, (2.5, 97.5))
+    low, high = np.percentile(ours / theirs * other / one, (2.5, 97.5))
     return value, (float(low), float(high))
 
 

@@ -285,8 +285,8 @@ class GrowingText:
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special: bool = False, before: Sequence[int] = ()
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._decode = functools.partial(tokenizer.decode, skip_special=skip_special)
         self._ids = [*map(int, before)]
         self.text = self.whole = ""
         self._settle()
@@ -313,6 +313,3 @@ class GrowingText:
             if self._decode([token]):
                 return False
         return False
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special=self._skip_special)
