@@ -130,9 +130,9 @@ def summed(
     for i, (loss, row) in enumerate(zip(losses, samples, strict=True)):
         ending = np.isin(np.asarray(row, np.int64), ends)
         first = ending & (np.cumsum(ending) == 1)
-        kept = ~ending | first if definition == "mdlm" else np.ones(len(row), bool)
-        kept = kept[len(row) - len(loss) :]
-        total[i], counted[i] = np.sum(loss[kept], dtype=np.float64), kept.sum()
+        counts = ~ending | first if definition == "mdlm" else np.ones(len(row), bool)
+        counts = counts[len(row) - len(loss) :]
+        total[i], counted[i] = np.sum(loss[counts], dtype=np.float64), counts.sum()
     if definition == "mdlm":
         return total, counted.astype(np.float64), counted
     return total / np.maximum(counted, 1), np.sign(counted).astype(np.float64), counted
@@ -266,5 +266,5 @@ class TextJudge:
 
 def _reverse_fields(value: float | None, fitted_tokens: int) -> dict[str, Any]:
     model = {"order": ORDER, "smoothing": SMOOTHING, "fitted_tokens": fitted_tokens}
-    kept = {f"reverse_{name}": None if value is None else of for name, of in model.items()}
-    return {"reverse_perplexity": value} | kept
+    fields = {f"reverse_{name}": None if value is None else of for name, of in model.items()}
+    return {"reverse_perplexity": value} | fields

@@ -179,9 +179,9 @@ def _score(
     plan: tuple[int, int],
     whole: bool,
     params: Any,
-    ids: Int[Array, "B S"] | Int[np.ndarray, "B S"],
-    ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
-    which: Int[Array, "B 2"] | Int[np.ndarray, "B 2"],
+    ids: Int[Array | np.ndarray, "B S"],
+    ends: Int[Array | np.ndarray, "B 3"],
+    which: Int[Array | np.ndarray, "B 2"],
     words: Any,
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
@@ -235,8 +235,8 @@ def _best(
     network: Any,
     mask: int,
     params: Any,
-    ids: Int[Array, "B T"] | Int[np.ndarray, "B T"],
-    ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
+    ids: Int[Array | np.ndarray, "B T"],
+    ends: Int[Array | np.ndarray, "B 3"],
 ) -> Int[Array, "B T"]:
     """The most probable token at each position of rows whose scored positions are hidden, and
     padding unseen.

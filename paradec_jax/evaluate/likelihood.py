@@ -166,7 +166,7 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnums=0)
 def _score(
-    network: Any, params: Any, ids: Int[Array, "B T1"] | Int[np.ndarray, "B T1"], words: Any
+    network: Any, params: Any, ids: Int[Array | np.ndarray, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Log-probability of each id after the first, and whether it is the most probable one."""
     tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]

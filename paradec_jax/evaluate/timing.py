@@ -73,7 +73,7 @@ class Speed:
         return sum(int(np.asarray(decoded.network_calls).max()) - 1 for decoded in self.decoded)
 
     @property
-    def passes(self) -> Seconds:
+    def passes(self) -> tuple[float, ...]:
         """Seconds of each pass."""
         return tuple(sum(seconds) for seconds in self.each)
 
