@@ -38,7 +38,7 @@ from paradec_jax.disk.folders import (
     staged,
 )
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import choose, family_named, parameter_shapes
+from paradec_jax.families import choose, family_named, network_of, parameter_shapes
 from paradec_jax.io import read_object, sha256_of, text_of
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.store.model import PARAM_DTYPES, Model, ResidualHead, sampling_of
