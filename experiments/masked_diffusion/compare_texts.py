@@ -91,14 +91,6 @@ class Options:
     json: Annotated[str | None, arg(metavar="PATH")] = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Drawn:
-    """Rows of the table, one a source and last one of real text, and the texts of each."""
-
-    rows: list[Row]
-    texts: list[list[str]]
-
-
 def compare_texts(
     sources: Sequence[Source],
     judge: store.Model,
@@ -109,7 +101,7 @@ def compare_texts(
     samples: int,
     seed: int = 0,
     report: Report = SILENT,
-) -> Drawn:
+) -> tuple[list[Row], list[list[str]]]:
     """Draws texts of every source from nothing, measures them all alike, and real texts of the same
     length last.
 
@@ -123,6 +115,9 @@ def compare_texts(
       length: tokens of a text.
       samples: texts of a row.
       seed, report: see `evaluate.compare.compare`.
+
+    Returns:
+      The rows, and the texts of each.
 
     Raises:
       ValueError: sources of several tokenizers, a number below its least, texts shorter than one
@@ -157,7 +152,7 @@ def compare_texts(
     if pieces:
         rows.append(real_row(length) | bench.measures(pieces) | bench.reverse_of_real(pieces))
         texts.append(bench.texts(pieces))
-    return Drawn(rows, texts)
+    return rows, texts
 
 
 def _pieces(held_out: Samples, length: int, samples: int) -> Samples:
@@ -171,18 +166,17 @@ def _pieces(held_out: Samples, length: int, samples: int) -> Samples:
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
-def write_texts(folder: Path, drawn: Drawn) -> None:
+def write_texts(folder: Path, rows: Sequence[Row], texts: Sequence[Sequence[str]]) -> None:
     """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under
     "texts".
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for i, (row, texts) in enumerate(zip(drawn.rows, drawn.texts, strict=True)):
-        steps = "" if row["steps"] is None else f"{row['steps']}-steps"
-        words = [word for word in (row["model"], row["decoder"], steps) if word]
-        name = "-".join([f"{i:02d}", *(word.replace("/", "_").replace(" ", "-") for word in words)])
-        lines = (json.dumps({"text": text}) + "\n" for text in texts)
-        atomic_write_text(folder / f"{name}.jsonl", "".join(lines))
-        row["texts"] = f"{name}.jsonl"
+    for i, (row, written) in enumerate(zip(rows, texts, strict=True)):
+        steps = row["steps"] and f"{row['steps']}-steps"
+        words = filter(None, (f"{i:02d}", row["model"], row["decoder"], steps))
+        row["texts"] = "-".join(words).replace("/", "_").replace(" ", "-") + ".jsonl"
+        lines = (json.dumps({"text": text}) + "\n" for text in written)
+        atomic_write_text(folder / row["texts"], "".join(lines))
 
 
 def sources_of(models: Mapping[str, store.Model]) -> list[Source]:
@@ -217,7 +211,7 @@ def main(options: OmitArgPrefixes[Options]) -> None:
     )
     judge, name = store.load(options.judge), store.names_of([options.judge])[0]
     with progress() as report:
-        drawn = compare_texts(
+        rows, texts = compare_texts(
             sources,
             judge,
             name,
@@ -228,9 +222,9 @@ def main(options: OmitArgPrefixes[Options]) -> None:
             report=report,
         )
     if options.texts is not None:
-        write_texts(options.texts, drawn)
-    made = facts.facts()
-    rows = [row | {"seed": options.seed, "facts": made} for row in drawn.rows]
+        write_texts(options.texts, rows, texts)
+    made = {"seed": options.seed, "facts": facts.facts()}
+    rows = [row | made for row in rows]
     if options.json is not None:
         write_json(rows, options.json)
     missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)

@@ -4,6 +4,7 @@ refuses.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,9 +65,9 @@ def compared(sources):
 
     held_out = sources[0].model.tokenizer.encode_batch([REAL, "ab"])
     options = {"length": LENGTH, "samples": SAMPLES, "report": report}
-    result = compare_texts(sources, model_of("causal"), "judge", held_out, **options)
+    rows, texts = compare_texts(sources, model_of("causal"), "judge", held_out, **options)
     assert stages == [("drawing texts", 4), 1, 1, 1, 1]
-    return result
+    return SimpleNamespace(rows=rows, texts=texts)
 
 
 class TestDrawing:
@@ -154,11 +155,11 @@ class TestRows:
         assert row["self_bleu"] is None and row["self_bleu_texts"] is None
 
     def test_texts_are_written(self, compared, tmp_path):
-        copy = dataclasses.replace(compared, rows=[dict(row) for row in compared.rows])
-        write_texts(tmp_path / "texts", copy)
-        names = [row["texts"] for row in copy.rows]
+        rows = [dict(row) for row in compared.rows]
+        write_texts(tmp_path / "texts", rows, compared.texts)
+        names = [row["texts"] for row in rows]
         assert names[0] == "00-teacher-masked-1-steps.jsonl" and names[-1] == "04-real-text.jsonl"
-        for name, texts in zip(names, copy.texts, strict=True):
+        for name, texts in zip(names, compared.texts, strict=True):
             lines = (tmp_path / "texts" / name).read_text().splitlines()
             assert [json.loads(line)["text"] for line in lines] == texts
 
