@@ -19,10 +19,8 @@ from paradec_jax.io import atomic_write_text, text_of
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
-TEMPLATE, PLACE = (
-    ASSETS / "replay.html",
-    "{}<!--trace-->",
-)  # of a page, and what its trace is written over
+# Of a page, and what its trace is written over.
+TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"
 ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has, among others
 # Whether a text is what an option writes.
 OWN: dict[str, Callable[[str], Any]] = {
@@ -55,10 +53,8 @@ def print_table(
     cells = [[_filled(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
         words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
-        pieces = [
-            *name.split(),
-            *([] if words else [line[i] for line in cells]),
-        ]  # which are not broken
+        # Pieces that are not broken.
+        pieces = name.split() + ([] if words else [line[i] for line in cells])
         table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*line, style="bold" if row.get("baseline") else None)

@@ -125,7 +125,8 @@ def _marks(info: Any, length: int) -> dict[str, Any]:
             name: leaf.reshape(-1, leaf.shape[-1])[-1] for name, leaf in leaves.items() if leaf.ndim
         }
         marks |= {"at": leaves["at"].item(), "confidence": _numbers(newest["scores"])}
-        marks |= {"choices": newest["tokens"].tolist()} if "tokens" in newest else {}
+        if "tokens" in newest:
+            marks["choices"] = newest["tokens"].tolist()
     if "distance" in leaves:
         marks |= {
             "at": length - leaves["committed"].item() - 1,

@@ -303,9 +303,9 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
             )
         family, weights = section["family"], section["weights"]
         if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
-            then = "export a folder of an earlier commit there, and import it here (paradec import)"
             raise StoreError(
-                f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}"
+                f"weights of {name} must be files with SHA-256, not {weights!r:.50}: export a folder "
+                "of an earlier commit there, and import it here (paradec import)"
             )
         kind = ResidualHeadConfig if family == name == HEAD else family_named(family).config
         parts[name] = _built(kind, section["config"]), weights
