@@ -93,8 +93,12 @@ def answers(
     made_with = _made_with(options, items, budget, places, models)
     rows = _begun(options.file, made_with) if options.file and Path(options.file).exists() else {}
     judge = store.load(options.judge) if options.judge else None
-    shared = {"data": options.data, "rule": rule, "seed": options.seed}
-    shared["judge"] = options.judge and store.names_of([options.judge])[0]
+    shared = {
+        "data": options.data,
+        "rule": rule,
+        "seed": options.seed,
+        "judge": options.judge and store.names_of([options.judge])[0],
+    }
     tables = []
     for name, model in models.items():
         suited = _suited(name, model, options.decoder)
