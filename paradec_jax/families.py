@@ -1,4 +1,4 @@
-"""The only registry: what belongs to each family of models, so that a family is added in one place."""
+"""The only registry: what belongs to each family, so that a family is added in one place."""
 
 import contextlib
 import dataclasses
@@ -35,27 +35,6 @@ from paradec_jax.sharding import axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TextTable:
-    """How a family is compared by the texts that it draws, instead of by answers.
-
-    Attributes:
-      settings: rows of each of its models, in the place of `Family.settings`, which then hold
-        defaults alone.
-      tempered: further rows of the first model alone.
-      rival: how a model of another family, which predicts the next token, draws texts beside them.
-      judge: bundled model that judges the texts.
-      rivals: models of another family, drawn where they lie beside the package; a checkout has
-        them.
-    """
-
-    settings: tuple[Setting, ...]
-    tempered: tuple[Setting, ...]
-    rival: Setting
-    judge: str
-    rivals: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """One family of models.
 
@@ -64,76 +43,46 @@ class Family:
       config: class of its shapes.
       network: class of the network as decoders and losses see it, of a config.
       presets: named shapes.
-      settings: rows of the table of `paradec compare`, which suit the bundled models.
+      decoders: its decoders by name, each with its own defaults; the last one is the decoder that
+        its bundled models were made for.
+      baseline: name of the decoder that the others are compared with.
       bundled: models that `paradec compare` puts side by side; the others are paired with the
         first.
-      texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
     name: str
     config: type[Any]
     network: type[ModelNetwork]
     presets: Mapping[str, Any]
-    settings: tuple[Setting, ...]
+    decoders: Mapping[str, decode.DecoderBase]
+    baseline: str
     bundled: tuple[str, ...]
-    texts: TextTable | None = None
 
     def named(self, name: str | None = None) -> Setting | None:
-        """The decoder of a row's name with its own defaults, None where no row has it; the
-        baseline's by default.
+        """The decoder of a name with its own defaults, None where there is none; the baseline by
+        default.
         """
-        for row in self.settings:
-            if row.baseline if name is None else row.name == name:
-                return Setting(row.name, type(row.decoder)(**MEANT.get(row.name, {})))
-        return None
+        name = self.baseline if name is None else name
+        return Setting(name, self.decoders[name]) if name in self.decoders else None
 
 
-MEANT = {"multiblock": {"blocks": 2}}  # by a name, beyond its class
 OPTION = re.compile(r" --(no-)?([\w-]+)(?:[ =](?!--)(\S+))?")
 Shape = ModelConfig | ResidualHeadConfig
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
-
-_Wave = decode.Wavefront.Knobs
 
 RECURRENT_DEPTH = Family(
     name="recurrent_depth",
     config=RecurrentDepthConfig,
     network=RecurrentDepthNetwork,
     presets=RECURRENT_PRESETS,
-    settings=(
-        Setting("autoregressive", decode.Static(recurrence=1)),
-        Setting("autoregressive", decode.Static(recurrence=2)),
-        Setting("autoregressive", decode.Static(recurrence=4)),
-        Setting("autoregressive", decode.Static(recurrence=16), baseline=True),
-        Setting("adaptive", decode.Adaptive(), decode.Adaptive.Knobs(exit_threshold=0.2)),
-        Setting(
-            "speculative", decode.SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)
-        ),
-        Setting("jacobi", decode.Jacobi(block=8, recurrence=1)),
-        Setting("jacobi", decode.Jacobi(block=8, running=True, recurrence=1)),
-        Setting(
-            "wavefront",
-            decode.Wavefront(inner_recurrence=16, window=1),
-            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
-        ),
-        Setting(
-            "wavefront",
-            decode.Wavefront(
-                inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1
-            ),
-            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
-        ),
-        Setting(
-            "wavefront",
-            decode.Wavefront(inner_recurrence=1, window=2, prefill_recurrence=4),
-            _Wave(exit_threshold=0.4, momentum=0.0),
-        ),
-        Setting(
-            "wavefront",
-            decode.Wavefront(inner_recurrence=1, window=3, prefill_recurrence=4),
-            _Wave(exit_threshold=0.1, momentum=0.0),
-        ),
-    ),
+    decoders={
+        "autoregressive": decode.Static(),
+        "adaptive": decode.Adaptive(),
+        "speculative": decode.SelfSpeculative(),
+        "jacobi": decode.Jacobi(),
+        "wavefront": decode.Wavefront(),
+    },
+    baseline="autoregressive",
     bundled=("tiny-recurrent-distilled",),
 )
 
@@ -142,24 +91,14 @@ CAUSAL = Family(
     config=CausalConfig,
     network=TransformerNetwork,
     presets=CAUSAL_PRESETS,
-    settings=(
-        Setting("autoregressive", decode.AutoRegressive(), baseline=True),
-        Setting("prompt_lookup", decode.PromptLookup()),
-        Setting("lookahead", decode.Lookahead()),
-        Setting("jacobi", decode.Jacobi(block=16)),
-        Setting("jacobi", decode.Jacobi(block=16, pool=4)),
-        Setting(
-            "multiblock", decode.Jacobi(block=16, blocks=2, pool=4), decode.Jacobi.Knobs(spawn=0.5)
-        ),
-        Setting(
-            "multiblock",
-            decode.Jacobi(block=16, blocks=2, candidates=4),
-            decode.Jacobi.Knobs(spawn=0.0),
-        ),
-        Setting("jacobi", decode.Jacobi(block=8, running=True)),
-        Setting("jacobi", decode.Jacobi(block=16, running=True)),
-        Setting("jacobi", decode.Jacobi(block=16, running=True, candidates=2)),
-    ),
+    decoders={
+        "autoregressive": decode.AutoRegressive(),
+        "prompt_lookup": decode.PromptLookup(),
+        "lookahead": decode.Lookahead(),
+        "multiblock": decode.Jacobi(blocks=2),
+        "jacobi": decode.Jacobi(),
+    },
+    baseline="autoregressive",
     bundled=("tiny-causal", "tiny-jacobi"),
 )
 
@@ -168,29 +107,9 @@ MASKED_DIFFUSION = Family(
     config=MaskedDiffusionConfig,
     network=DenoiserNetwork,
     presets=MASKED_DIFFUSION_PRESETS,
-    settings=(
-        Setting("strided", decode.Strided(), decode.Strided.Knobs(steps=64)),
-        Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=64), baseline=True),
-    ),
+    decoders={"strided": decode.Strided(), "masked": decode.Masked()},
+    baseline="masked",
     bundled=("tiny-mdlm", "tiny-mdlm-distilled"),
-    texts=TextTable(
-        settings=tuple(
-            Setting("masked", decode.Masked(), decode.Masked.Knobs(steps=steps))
-            for steps in (4, 8, 16, 32, 64, 128)
-        ),
-        tempered=tuple(
-            Setting(
-                "masked", decode.Masked(), decode.Masked.Knobs(steps=steps, temperature=temperature)
-            )
-            for steps in (8, 16)
-            for temperature in (0.9, 0.8)
-        ),
-        rival=Setting(
-            "autoregressive", decode.AutoRegressive(), decode.AutoRegressive.Knobs(temperature=1.0)
-        ),
-        judge="tiny-judge",
-        rivals=("tiny-rival",),
-    ),
 )
 
 BLOCK_DIFFUSION = Family(
@@ -198,27 +117,12 @@ BLOCK_DIFFUSION = Family(
     config=BlockDiffusionConfig,
     network=TransformerNetwork,
     presets=BLOCK_DIFFUSION_PRESETS,
-    settings=(
-        Setting("block", decode.BlockDenoising(rule="static"), baseline=True),
-        Setting("block", decode.BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
-        Setting(
-            "block", decode.BlockDenoising(rule="static"), decode.BlockDenoising.Knobs(steps=4)
-        ),
-        Setting("block", decode.BlockDenoising(rule="entropy")),
-        Setting("block", decode.BlockDenoising(rule="factor")),
-        Setting("block", decode.BlockDenoising(rule="threshold")),
-        *(
-            Setting(name, dataclasses.replace(decoder, head=head))
-            for name, decoder in (
-                ("residual_speculative", decode.ResidualSpeculative(rule="static")),
-                ("residual_speculative", decode.ResidualSpeculative()),
-                ("residual", decode.Residual(rule="static")),
-                ("residual", decode.Residual()),
-            )
-            for head in ("zero", None)
-        ),
-        Setting("block", decode.BlockDenoising()),
-    ),
+    decoders={
+        "residual_speculative": decode.ResidualSpeculative(),
+        "residual": decode.Residual(),
+        "block": decode.BlockDenoising(),
+    },
+    baseline="block",
     bundled=("tiny-sdar",),
 )
 
@@ -259,9 +163,9 @@ def choose(
     of, words = family_named(family), [] if text is None else str(text).split() or [""]
     row = of.named(*(word.replace("-", "_") for word in words[:1]))
     if row is None:
-        known = ", ".join(dict.fromkeys(setting.name for setting in of.settings))
         raise ValueError(
-            f"{words[0]} does not suit a model of family {family}; it takes one of {known}"
+            f"{words[0]} does not suit a model of family {family}; it takes one of "
+            f"{', '.join(of.decoders)}"
         )
     rest = "".join(f" {word}" for word in words[1:])
     if wrong := OPTION.sub("", rest):

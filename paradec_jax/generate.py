@@ -161,7 +161,7 @@ class Task:
     """
 
     model: Model
-    decoder: Any
+    decoder: DecoderBase
     params: Any
     request: Request
     prompts: Sequence[Sequence[int]]
@@ -205,8 +205,8 @@ class Task:
         )  # on the host: nothing to compile
         log_probs = None
         if decoded.log_probs is not None:
-            kept = zip(decoded.generated_log_probs(), tokens, strict=True)
-            log_probs = [row[: len(ids)] for row, ids in kept]
+            pairs = zip(decoded.generated_log_probs(), tokens, strict=True)
+            log_probs = [row[: len(ids)] for row, ids in pairs]
         if self.whole:
             ends = zip(np.asarray(decoded.tokens), np.asarray(decoded.lengths), strict=True)
             tokens = [row[:length].tolist() for row, length in ends]

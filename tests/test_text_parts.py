@@ -18,9 +18,18 @@ from paradec_jax.data.problems import encode_prompts
 from paradec_jax.evaluate.likelihood import continuation_span
 from paradec_jax.infill import _with_gaps
 from paradec_jax.store import Model
-from paradec_jax.text.tokenizer import StreamDecoder
+from paradec_jax.text.tokenizer import GrowingText
 
 SPEC = TokenSpec(bos=BOS, stop=(EOS,))
+
+
+def pushed(text, ids):
+    """A text with these ids, of which what is settled always stays."""
+    for token in ids:
+        settled = text.text
+        text.push(token)
+        assert text.text.startswith(settled) and text.whole.startswith(text.text)
+    return text.whole
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -29,15 +38,14 @@ def test_streams_end_as_decoding_all_ids_does(kind, skip):
     tokenizer, rng = KINDS[kind](), np.random.default_rng(0)
     for _ in range(150):
         ids, before = random_ids(tokenizer, rng, 10), random_ids(tokenizer, rng, 8)
-        stream = StreamDecoder(tokenizer, skip_special=skip)
-        shown = "".join([*(stream.push([token]) for token in ids), stream.kept()])
-        assert shown == tokenizer.decode(ids, skip_special=skip)
+        assert pushed(GrowingText(tokenizer, skip_special=skip), ids) == tokenizer.decode(
+            ids, skip_special=skip
+        )
         former, whole = (tokenizer.decode(row, skip_special=skip) for row in (before, before + ids))
         if whole.startswith(former):  # no byte of the former one was spoilt or completed
             assert former + tokenizer.decode_after(before, ids, skip_special=skip) == whole
-        stream = StreamDecoder(tokenizer, skip_special=skip, before=before)
-        shown = "".join([*(stream.push([token]) for token in ids), stream.kept()])
-        assert shown == tokenizer.decode_after(before, ids, skip_special=skip)
+        text = GrowingText(tokenizer, skip_special=skip, before=before)
+        assert pushed(text, ids) == tokenizer.decode_after(before, ids, skip_special=skip)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +75,20 @@ def test_a_character_that_the_ids_complete_is_theirs():
     tokenizer = byte_level()
     first, second, third = tokenizer.encode("日")
     assert tokenizer.decode_after([first, second], [third, *tokenizer.encode("a")]) == "日a"
-    stream = StreamDecoder(tokenizer, before=[first])
-    assert [stream.push([second]), stream.push([third])] == ["", "日"]
+    text = GrowingText(tokenizer, before=[first])
+    text.push(second)
+    assert text.text == ""
+    text.push(third)
+    assert text.text == text.whole == "日"
 
 
 def test_a_byte_is_kept_while_the_next_may_spoil_it():
     tokenizer = llama()
-    stream, ids = (
-        StreamDecoder(tokenizer),
-        ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>"),
-    )
-    assert [stream.push([token]) for token in ids] == ["a", "", "", "��b", ""]
-    assert stream.kept() == "\n"
+    text, settled = GrowingText(tokenizer), []
+    for token in ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>"):
+        text.push(token)
+        settled.append(text.text)
+    assert settled == ["a", "a", "a", "a��b", "a��b"] and text.whole == "a��b\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)

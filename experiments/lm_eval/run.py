@@ -18,7 +18,8 @@ import tyro
 
 from experiments.common.command import run as run_command
 from paradec_jax import store
-from paradec_jax.families import FAMILIES, choose
+from paradec_jax.evaluate.tables import TABLES
+from paradec_jax.families import choose
 from paradec_jax.io import atomic_write_text
 
 HERE = Path(__file__).parent
@@ -83,7 +84,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     from paradec_jax.evaluate.harness import DecoderLM
 
     model = store.load(options.model)
-    chosen = FAMILIES[model.family].settings[-1]
+    chosen = TABLES[model.family][-1]
     if options.decoder is not None:
         chosen = choose(model.family, options.decoder)
     lm = DecoderLM(model, chosen.decoder, chosen.knobs, rows=options.rows, seed=options.seed)

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from experiments.common.plots import Lines, draw_lines
-from paradec_jax.evaluate.intervals import ends, jackknife
+from experiments.masked_diffusion.text_measures import jackknife
+from paradec_jax.evaluate.intervals import ends
 
 Row = dict[str, Any]
 Value = Callable[[int | None], float]

@@ -107,13 +107,13 @@ class Options:
         Raises:
           ValueError: there are none.
         """
-        found = self.students or models_of(self.runs / "halves")
-        if not found:
+        students = self.students or models_of(self.runs / "halves")
+        if not students:
             raise ValueError(
                 f"no student in {self.runs / 'halves'}: name --students, or train some with "
                 f"sh experiments/recipes/sdtt.sh TEXT halves"
             )
-        return found
+        return students
 
     @property
     def judging(self) -> str:
@@ -144,10 +144,10 @@ class Options:
 
 def models_of(run: Path) -> tuple[str, ...]:
     """Models of a run's rounds, in their order."""
-    found = sorted(
+    places = sorted(
         run.glob("round-*/model"), key=lambda path: int(path.parent.name.partition("-")[2])
     )
-    return tuple(map(str, found))
+    return tuple(map(str, places))
 
 
 def masked(steps: int, order: str = "random", **knobs: Any) -> Setting:
@@ -166,12 +166,12 @@ def rounds_of(options: Options) -> list[tuple[str, str]]:
     """Name and place of every student: a round has the number of its folder, or else its place in
     the list.
     """
-    found = []
+    students = []
     for i, place in enumerate(options.rounds, 1):
         folder = re.fullmatch(r"round-(\d+)", Path(place).parent.name)
         number = i if folder is None else int(folder[1]) + 1
-        found.append((f"{number} round{'s' * (number > 1)}", place))
-    return found
+        students.append((f"{number} round{'s' * (number > 1)}", place))
+    return students
 
 
 def of_rounds(options: Options) -> list[Line]:
@@ -186,20 +186,20 @@ def last_of(*names: str) -> Callable[[Options], list[Line]]:
     """The teacher and the last student of each of these runs that is there."""
 
     def lines(options: Options) -> list[Line]:
-        found = over_steps("teacher", options.first, options)
+        drawn = over_steps("teacher", options.first, options)
         for name in names:
             done = (options.runs / name / "model").exists()
             if models := models_of(options.runs / name) if done else ():
-                found += over_steps(name, models[-1], options)
+                drawn += over_steps(name, models[-1], options)
             else:
                 command = f"sh experiments/recipes/sdtt.sh TEXT {name}"
                 print(
                     f"left out: {name}, which is not in {options.runs}; train it with {command}",
                     file=sys.stderr,
                 )
-        if len(found) == len(options.steps):
+        if len(drawn) == len(options.steps):
             raise ValueError(f"none of the runs {', '.join(names)} is done in {options.runs}")
-        return found
+        return drawn
 
     return lines
 
@@ -331,8 +331,8 @@ def draw_steps(rows: Sequence[Row], path: Path) -> None:
         for row in rows:
             if row["steps"] is None or row[field] is None:
                 continue
-            found = [] if interval is None else [end for end in row[interval] if end is not None]
-            point = row["steps"], row[field], found if len(found) == 2 else [row[field]] * 2
+            bar = [] if interval is None else [end for end in row[interval] if end is not None]
+            point = row["steps"], row[field], bar if len(bar) == 2 else [row[field]] * 2
             panels.setdefault(title, {}).setdefault(row["line"], []).append(point)
     draw_panels(panels, path, x="steps", logarithmic=(PERPLEXITY,))
 
@@ -342,10 +342,10 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
     study = STUDIES[name]
     rows = texts.of(study.lines(options), study.title)
     more = equal_entropy(rows, options) if name == "frontier" else {}
-    told = [{k: v for k, v in row.items() if k != "left_out"} for row in rows]
+    written = [{k: v for k, v in row.items() if k != "left_out"} for row in rows]
     dtypes = [dtype for row in rows for dtype in row["dtypes"]]
-    result = {"title": study.title, "rows": told, **more}
-    shown = dataclasses.asdict(options) | texts.kept | {"study": name, "teacher": options.first}
+    result = {"title": study.title, "rows": written, **more}
+    shown = dataclasses.asdict(options) | texts.shared | {"study": name, "teacher": options.first}
     write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes)
     draw = frontier.draw if name == "frontier" else draw_steps
     if_possible(draw, rows, options.folder.parent / "figures" / f"{name}.png")

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.common.record import rows_begun, write_record
+from experiments.masked_diffusion.drawing import draw, real_row
 from experiments.masked_diffusion.held_out import HeldOut
+from experiments.masked_diffusion.judge import Judgement, TextJudge, check_definition
+from experiments.masked_diffusion.text_measures import entropy
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
-from paradec_jax.evaluate.compare import draw, real_row
-from paradec_jax.evaluate.judge import Judgement, TextJudge, check_judge
-from paradec_jax.evaluate.text_measures import entropy
 from paradec_jax.generate import tokenizer_of
 
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ class Drawing:
                 f"samples must be at least 2, length 4 and rows 1, not {self.samples}, {self.length}, {self.rows}"
             )
 
-    def kept(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one file."""
         text = None if self.text is None else hashlib.sha256(self.text.read_bytes()).hexdigest()
         fields = dataclasses.asdict(self) | {
@@ -106,10 +106,10 @@ class Texts:
           ValueError: a file of other options or of something else, a judge that is none, a text
             that has characters which the model does not know or no piece of the length.
         """
-        self.drawing, self.kept = drawing, drawing.kept()
-        self.rows: dict[str, Row] = rows_begun(drawing.file, self.kept) or {}
+        self.drawing, self.shared = drawing, drawing.shared()
+        self.rows: dict[str, Row] = rows_begun(drawing.file, self.shared) or {}
         judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
-        check_judge(judge, drawing.definition)
+        check_definition(judge, drawing.definition)
         tokenizer = tokenizer_of(model)
         held_out: list[list[int]] = []
         if drawing.text is not None:
@@ -120,7 +120,7 @@ class Texts:
                 )
             held_out = [ids.tolist() for ids in parts]
             self._pieces = windows(np.concatenate(parts), drawing.length)
-        name, size = self.kept["judge"], tokenizer.vocab_size
+        name, size = self.shared["judge"], tokenizer.vocab_size
         self.bench = TextJudge(
             judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows
         )
@@ -138,7 +138,7 @@ class Texts:
         names = [(line.name, line.setting.label(), line.dtype) for line in lines]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two rows are called {twice[0]}")
-        found, missing = [], [line for line in lines if self._key(line) not in self.rows]
+        rows, missing = [], [line for line in lines if self._key(line) not in self.rows]
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=len(missing))
             for line in lines:
@@ -148,12 +148,12 @@ class Texts:
                 label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(
                     ", "
                 )
-                found.append(self.rows[key] | {"line": line.name, "label": label})
+                rows.append(self.rows[key] | {"line": line.name, "label": label})
         if self.bench.held_out:
             if REAL not in self.rows:
                 self._add(REAL, self._real())
-            found.append(self.rows[REAL] | {"line": REAL, "label": REAL})
-        return found
+            rows.append(self.rows[REAL] | {"line": REAL, "label": REAL})
+        return rows
 
     def _key(self, line: Line) -> str:
         """What tells rows of a file apart."""
@@ -168,7 +168,7 @@ class Texts:
     def _add(self, key: str, row: Row) -> None:
         self.rows[key] = row | {"facts": facts.facts()}
         dtypes = [dtype for row in self.rows.values() for dtype in row["dtypes"]]
-        write_record(self.drawing.file, self.kept, {"rows": self.rows}, dtypes=dtypes)
+        write_record(self.drawing.file, self.shared, {"rows": self.rows}, dtypes=dtypes)
 
     def _model(self, line: Line) -> Model:
         """The model of a line; the last one is kept, for they may be large."""
@@ -222,14 +222,16 @@ def left_out(
     group i mod G.
 
     They give the interval of whatever is computed from several rows, whose samples share their keys
-    (`evaluate.intervals.jackknife`).
+    (`text_measures.jackknife`).
     """
-    found: dict[str, list[float]] = {"log_perplexity": [], "fourgram_entropy": []}
+    without: dict[str, list[float]] = {"log_perplexity": [], "fourgram_entropy": []}
     weight = judged.counted if judged.definition == "mdlm" else np.sign(judged.counted)
     nats = np.where(weight > 0, judged.nats, 0)
     groups = min(groups, len(ids))
     for group in range(groups):
-        kept = np.arange(len(ids)) % groups != group
-        found["log_perplexity"].append(float((nats * weight)[kept].sum() / weight[kept].sum()))
-        found["fourgram_entropy"].append(entropy([ids[i] for i in np.flatnonzero(kept)], 4))
-    return found
+        others = np.arange(len(ids)) % groups != group
+        without["log_perplexity"].append(
+            float((nats * weight)[others].sum() / weight[others].sum())
+        )
+        without["fourgram_entropy"].append(entropy([ids[i] for i in np.flatnonzero(others)], 4))
+    return without

@@ -79,13 +79,18 @@ class Subjects:
 
     def __init__(self, name: str, dtype: str | None, texts: Sequence[tuple[str, str]]) -> None:
         import paradec_jax
-        from paradec_jax.families import FAMILIES
 
         found = Path(paradec_jax.__file__).resolve().parents[1]
         if found != Path.cwd().resolve():
             raise ImportError(f"the package of {found} was imported, not that of {Path.cwd()}")
         self.model = paradec_jax.load(name, dtype=dtype)
-        self.settings = FAMILIES[self.model.family].settings
+        try:
+            from paradec_jax.evaluate.tables import TABLES as tables
+        except ImportError:  # an older checkout
+            from paradec_jax.families import FAMILIES
+
+            tables = {name: family.settings for name, family in FAMILIES.items()}  # type: ignore[attr-defined]
+        self.settings = tables[self.model.family]
         words, spec = self.model.tokenizer, self.model.token_spec
         assert words is not None
         prompts, solutions = (words.encode_batch(list(of)) for of in zip(*texts, strict=True))

@@ -211,9 +211,7 @@ def decode_programs(
         beyond the model.
     """
     family = family_of(config)
-    kinds = {
-        row.name: type(row.decoder)() for row in family.settings if not row.decoder.further_networks
-    }
+    kinds = {name: of for name, of in family.decoders.items() if not of.further_networks}
     if name not in kinds:
         raise ValueError(
             f"decode must be one of {', '.join(kinds)} for {family.name}, not {name!r}"

@@ -28,7 +28,7 @@ app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
 QUICK = (["demo"], ["compare"], ["generate"])  # first words of commands that wait for no other
 # An option and the word after it where a value is missing.
-BARE = r"--((model|data|held-out|out|base|adapter|judge|real|texts|html|beside|decoder|stop)(= | $)|model --)"
+BARE = r"--((model|data|held-out|out|base|adapter|judge|html|beside|decoder|stop)(= | $)|model --)"
 
 
 def _use_compilation_cache() -> None:

@@ -1,6 +1,4 @@
-"""Rows of `paradec compare` of families that answer: made in groups, kept in a file, and not made
-again.
-"""
+"""Rows of `paradec compare`: made in groups, kept in a file, and not made again."""
 
 import dataclasses
 import hashlib
@@ -8,114 +6,182 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
 
 from paradec_jax import facts, store
-from paradec_jax.cli.output import progress, write_json
+from paradec_jax.cli.output import JsonPath, progress, write_json
+from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
-from paradec_jax.evaluate.compare import ROWS, TIMED, Row, compare
-from paradec_jax.families import Family, choose
+from paradec_jax.evaluate.compare import ROWS, TIMED, compare
+from paradec_jax.evaluate.fields import Row
+from paradec_jax.evaluate.tables import TABLES
+from paradec_jax.families import choose
 from paradec_jax.generate import NEW_TOKENS, lacks_head
 from paradec_jax.io import text_of
 
-GROUP = (
-    3  # settings that are decoded and timed, next to the baseline, before their rows are written
-)
+GROUP = 3  # settings that are decoded and timed beside the baseline before their rows are written
+Key = tuple[str, str, str]  # of a row: model, decoder, label
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Ranged):
+    """What to compare.
+
+    Attributes:
+      model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a
+        family (recurrent_depth, causal, block_diffusion), which stands for its bundled models.
+        --model may stand before them.
+      data: JSON lines with "prompt", and "answer" or "response" where there is one; or with
+        "messages", which the model's chat template makes a prompt of, the last one the answer where
+        it is an assistant's. A text is right that has the answer's number after the last "####", or
+        else content of the last \\boxed{}, or else whole text, as the first answer has it. "unseen"
+        and "tuning" are word problems of the package: 1,000 that nothing was chosen on, and 200 for
+        choosing settings.
+      problems: number of problems, the first of the file.
+      seed: of all draws.
+      timed: problems of the speed measurement.
+      new_tokens: tokens of an answer at most; room for the longest answer of the file by default,
+        or 200 without any.
+      batch: problems decoded together where speed is not measured.
+      decoder: decoder to compare with one by one, as of `paradec generate`: all rows of a name, or
+        one with options, "jacobi --block 8"; may be given several times. The whole table of the
+        family by default.
+      judge: model that judges texts, a folder or the name of a bundled one.
+      dtype: float32 or bfloat16, of parameters and computation; as stored by default.
+      adapter: folder of a LoRA adapter in PEFT's layout, for each of the models.
+      json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json,
+        write the list there as well as printing the table. Rows are written as soon as they are
+        known, and the same command goes on with those that are missing.
+    """
+
+    model: Positional[Annotated[tuple[str, ...], arg(metavar="SOURCE")]] = ("recurrent_depth",)
+    data: Annotated[str, arg(metavar="FILE|NAME")] = "unseen"
+    problems: int = 200
+    seed: int = 1
+    timed: int = TIMED
+    new_tokens: int | None = None
+    batch: int = ROWS
+    decoder: UseAppendAction[tuple[str, ...]] = ()
+    judge: Annotated[str | None, arg(metavar="SOURCE")] = None
+    dtype: str | None = None
+    adapter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    json: JsonPath = None
+
+    @property
+    def file(self) -> str | None:
+        """File of rows that are not made again."""
+        return None if self.json == "-" else self.json
 
 
 def answers(
-    family: Family,
-    places: Mapping[str, str],
-    models: Mapping[str, store.Model],
-    seed: int,
-    path: str | None,
-    adapter: str | None = None,
-    *,
-    data: str = "unseen",
-    problems: int = 200,
-    timed: int = TIMED,
-    new_tokens: int | None = None,
-    batch: int = ROWS,
-    decoder: Sequence[str] = (),
-    judge: str | None = None,
+    options: Options, places: Mapping[str, str], models: Mapping[str, store.Model]
 ) -> list[list[Row]]:
-    """The rows of each model, of decoders on the same problems; the last eight arguments are
-    options of the command.
+    """The rows of each model, of decoders on the same problems.
 
     Args:
-      family, places, models: family of the models; where each lies and what it is, by its name in
-        the rows.
-      path: JSON file of rows that are not made again; None or "-" for none.
-      adapter: folder of the adapter that the models have.
+      options: options of the command.
+      places, models: where each model of one family lies and what it is, by its name in the rows.
     """
-    items, settings = read_problems(data), _settings(family, decoder)
+    items = read_problems(options.data)
     rule = None if items[0].solution is None else rule_of(items)
-    budget = NEW_TOKENS if rule is None and new_tokens is None else new_tokens
-    items = items[:problems]
-    file = None if path == "-" else path
-    made: Row = {
-        "problems": hashlib.sha256(repr(items).encode()).hexdigest(),
-        "seed": seed,
-        "timed": timed,
+    budget = NEW_TOKENS if rule is None and options.new_tokens is None else options.new_tokens
+    items = items[: options.problems]
+    made_with = _made_with(options, items, budget, places, models)
+    rows = _begun(options.file, made_with) if options.file and Path(options.file).exists() else {}
+    judge = store.load(options.judge) if options.judge else None
+    shared = {
+        "data": options.data,
+        "rule": rule,
+        "seed": options.seed,
+        "judge": options.judge and store.names_of([options.judge])[0],
     }
-    made |= {"new_tokens": budget, "device": facts.device()["kind"]}
-    made |= {
-        "judge": judge and store.digest_of(judge),
-        "adapter": adapter and store.digest_of(adapter),
-    }
-    made_with: dict[str, Row] = {}
-    for name, place in places.items():
-        made_with[name] = {
-            "model": store.digest_of(place),
-            "dtype": models[name].config.dtype,
-        } | made
-    rows = _begun(file, made_with) if file and Path(file).exists() else {}
-    options: dict[str, Any] = {"seed": seed, "budget": budget, "timed": timed, "rows": batch}
-    options |= {"score": rule and exact_answers, "judge": judge and store.load(judge)}
-    more = {"data": data, "rule": rule, "seed": seed, "judge": judge and store.names_of([judge])[0]}
     tables = []
     for name, model in models.items():
-        suited: dict[Any, Setting] = {}
-        for of in settings:
-            if not lacks_head(model, of.decoder):
-                suited.setdefault((name, of.name, of.label()), of)
-        if any(lacks_head(model, of.decoder) for of in settings):
-            print(
-                f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr
-            )
-        missing = suited.keys() - rows.keys()
-        others = [key for key, of in suited.items() if key in missing and not of.baseline]
-        size = GROUP if file else len(suited)
-        groups = [others[i : i + size] for i in range(0, len(others), size)] or [[]] * len(missing)
+        suited = _suited(name, model, options.decoder)
         model, asked = _rendered(model, items)
-        found = None
-        for group in groups:
-            chosen = {key: of for key, of in suited.items() if of.baseline or key in group}
-            sources = [Source(name, model, of) for of in chosen.values()]
+        before = None
+        for group in _groups(suited, suited.keys() - rows.keys(), options.file is not None):
             with progress() as report:
-                found = compare(sources, asked, **options, before=found, report=report)
-            for i, (key, row) in enumerate(zip(chosen, found.rows, strict=True)):
-                right = rule and "".join("01"[exact] for exact in found.exact[i].astype(int))
-                row |= more | {"right": right, "facts": found.facts, "made_with": made_with[name]}
-                rows.setdefault(key, row)
-            if file:
-                write_json(list(rows.values()), file)
+                before = compare(
+                    [Source(name, model, setting) for setting in group.values()],
+                    asked,
+                    seed=options.seed,
+                    budget=budget,
+                    score=exact_answers if rule else None,
+                    judge=judge,
+                    timed=options.timed,
+                    rows=options.batch,
+                    before=before,
+                    report=report,
+                )
+            for i, (key, row) in enumerate(zip(group, before.rows, strict=True)):
+                right = rule and "".join("01"[exact] for exact in before.exact[i].astype(int))
+                row |= {"right": right, "facts": before.facts, "made_with": made_with[name]}
+                rows.setdefault(key, row | shared)
+            if options.file:
+                write_json(list(rows.values()), options.file)
         tables.append([rows[key] for key in suited])
     return tables
 
 
-def _settings(family: Family, words: Sequence[str]) -> list[Setting]:
-    """The rows of a family's table; of those that words name, and the baseline, where there are
-    words.
+def _made_with(
+    options: Options,
+    items: Sequence[Problem],
+    budget: int | None,
+    places: Mapping[str, str],
+    models: Mapping[str, store.Model],
+) -> dict[str, Row]:
+    """By model, what the rows of one file must share."""
+    shared = {
+        "problems": hashlib.sha256(repr(items).encode()).hexdigest(),
+        "seed": options.seed,
+        "timed": options.timed,
+        "new_tokens": budget,
+        "device": facts.device()["kind"],
+        "judge": options.judge and store.digest_of(options.judge),
+        "adapter": options.adapter and store.digest_of(options.adapter),
+    }
+    return {
+        name: {"model": store.digest_of(place), "dtype": models[name].config.dtype} | shared
+        for name, place in places.items()
+    }
+
+
+def _suited(name: str, model: store.Model, words: Sequence[str]) -> dict[Key, Setting]:
+    """The rows of a model: its family's table, or the baseline and what words name of it; a line
+    says where the model has no head for some.
     """
-    settings = [of for of in family.settings if of.baseline or not words]
+    table = TABLES[model.family]
+    settings = [setting for setting in table if setting.baseline or not words]
     for word in words:
-        changed = choose(family.name, word)
-        named = [of for of in family.settings if of.name == changed.name and not of.baseline]
+        changed = choose(model.family, word)
+        named = [of for of in table if of.name == changed.name and not of.baseline]
         settings += [changed] if word.split()[1:] else named
-    return settings
+    suited: dict[Key, Setting] = {}
+    for setting in settings:
+        if not lacks_head(model, setting.decoder):
+            suited.setdefault((name, setting.name, setting.label()), setting)
+    if any(lacks_head(model, setting.decoder) for setting in settings):
+        print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
+    return suited
+
+
+def _groups(
+    suited: Mapping[Key, Setting], missing: set[Key], written: bool
+) -> list[dict[Key, Setting]]:
+    """The settings of each comparison: the baseline, and some whose rows are missing; all of them
+    where nothing is written in between.
+    """
+    others = [key for key in suited if key in missing and not suited[key].baseline]
+    size = GROUP if written else len(suited)
+    groups = [others[i : i + size] for i in range(0, len(others), size)] or [[]] * len(missing)
+    return [
+        {key: of for key, of in suited.items() if of.baseline or key in group} for group in groups
+    ]
 
 
 def _rendered(
@@ -135,12 +201,8 @@ def _rendered(
     return dataclasses.replace(model, token_spec=spec), rendered
 
 
-def _begun(
-    file: str, made_with: Mapping[str, Mapping[str, Any]]
-) -> dict[tuple[str, str, str], Row]:
-    """The rows of a file by model, decoder and label. Raises ValueError for those of other models
-    or options.
-    """
+def _begun(file: str, made_with: Mapping[str, Row]) -> dict[Key, Row]:
+    """The rows of a file. Raises ValueError for those of other models or options."""
     try:
         rows = json.loads(text_of(Path(file)))
         begun = {

@@ -3,6 +3,7 @@ decoder.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from paradec_jax.cli.output import print_table, progress
 from paradec_jax.data.problems import Problem, exact_answers, read_problems
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
-from paradec_jax.evaluate.judge import judge_ids
+from paradec_jax.evaluate.judge import judge_answers
+from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.timing import Speed, compile_all, measure
 from paradec_jax.families import choose
 from paradec_jax.generate import tokenizer_of
@@ -117,8 +119,11 @@ def _row(
         "interval": ends(interval),
     }
     ids = [decoded.completions()[0] for decoded in speed.decoded]
+    tokenizer = tokenizer_of(source.model)
     if source.model.family == "masked_diffusion":
-        judged = judge_ids(store.load(JUDGE), ids, begin=True, batch=TEXTS)
-        return row | {"perplexity": judged.perplexity}
-    texts = prompts.texts(tokenizer_of(source.model), ids)
+        judge = store.load(JUDGE)
+        begun = [[prefix(judge.token_spec)]] * len(ids)
+        nats, count = judge_answers(judge, tokenizer, begun, ids).sum(axis=0)
+        return row | {"perplexity": math.exp(-nats / count)}
+    texts = prompts.texts(tokenizer, ids)
     return row | {"exact": int(exact_answers(problems, texts).sum())}

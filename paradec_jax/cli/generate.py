@@ -19,6 +19,7 @@ from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
 from paradec_jax.config.bounds import check_numbers
 from paradec_jax.data.problems import PROMPT
+from paradec_jax.decode import DecoderBase
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES, choose
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
@@ -138,16 +139,12 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     settings += [choose(model.family, text.beside)] if text.beside else []
     if text.chat:
         settings = [answering(model, setting, options) for setting in settings]
-    told = [] if text.system is None else [{"role": "system", "content": text.system}]
+    messages = [] if text.system is None else [{"role": "system", "content": text.system}]
     if talk:
-        _converse(model, settings, told, text)
+        _converse(model, settings, messages, text)
     else:
-        _write(
-            model,
-            settings,
-            [*told, {"role": "user", "content": prompt}] if text.chat else prompt,
-            text,
-        )
+        asked = [*messages, {"role": "user", "content": prompt}]
+        _write(model, settings, asked if text.chat else prompt, text)
     return 0
 
 
@@ -186,7 +183,7 @@ def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: T
     return result
 
 
-def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
+def _task(model: store.Model, decoder: DecoderBase, prompt: Any, text: Text) -> Task:
     """A text to be continued, or its gaps to be filled, or messages to be answered."""
     options: dict[str, Any] = {
         "seed": text.seed,
@@ -206,9 +203,9 @@ def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the family whose table it ends, or else of the first that has it."""
+    """The last bundled model of the family whose models suit it most, or of the first that has it."""
     families = [family for family in FAMILIES.values() if family.named(name)]
-    return max(families, key=lambda family: family.settings[-1].name == name).bundled[-1]
+    return max(families, key=lambda family: [*family.decoders][-1] == name).bundled[-1]
 
 
 def _print_counts(result: Generation) -> None:

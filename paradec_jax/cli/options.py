@@ -15,9 +15,7 @@ from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES
 
-NAMES = tuple(
-    dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings)
-)
+NAMES = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.decoders))
 
 
 def rows_of(name: str | None) -> dict[str, Setting]:

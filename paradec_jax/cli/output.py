@@ -19,16 +19,13 @@ from paradec_jax.io import atomic_write_text, text_of
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
-TEMPLATE, PLACE = (
-    ASSETS / "replay.html",
-    "{}<!--trace-->",
-)  # of a page, and what its trace is written over
+# Of a page, and what its trace is written over.
+TEMPLATE, PLACE = ASSETS / "replay.html", "{}<!--trace-->"
 ROW = {"model", "decoder", "label", "seed", "facts"}  # what a row of --json has, among others
 # Whether a text is what an option writes.
 OWN: dict[str, Callable[[str], Any]] = {
     "json": lambda text: (rows := json.loads(text)) and all(row.keys() >= ROW for row in rows),
     "html": lambda text: text.startswith(text_of(TEMPLATE).partition(PLACE)[0]),
-    "texts": lambda text: all(json.loads(line).keys() == {"text"} for line in text.splitlines()),
 }
 WIDTH = 180  # characters of a line where the output is no terminal
 
@@ -56,10 +53,8 @@ def print_table(
     cells = [[_filled(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
         words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
-        pieces = [
-            *name.split(),
-            *([] if words else [line[i] for line in cells]),
-        ]  # which are not broken
+        # Pieces that are not broken.
+        pieces = name.split() + ([] if words else [line[i] for line in cells])
         table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*line, style="bold" if row.get("baseline") else None)
@@ -106,16 +101,12 @@ def check_place(option: str, path: str | None) -> None:
     place = Path(path).absolute()
     if not place.parent.is_dir():
         raise ValueError(f"--{option} cannot write {path}: there is no folder {place.parent}")
-    for file in (place, *place.glob("[0-9][0-9]-*.jsonl")):
-        folder = option == "texts" and file == place
-        with contextlib.suppress(Exception):  # whatever text may stand there
-            if not os.path.lexists(file) or (
-                not file.is_symlink() and (file.is_dir() if folder else OWN[option](text_of(file)))
-            ):
-                continue
-        raise ValueError(
-            f"--{option} cannot write {path}: {file} exists and is not what this option writes"
-        )
+    with contextlib.suppress(Exception):  # whatever text may stand there
+        if not os.path.lexists(place) or (not place.is_symlink() and OWN[option](text_of(place))):
+            return
+    raise ValueError(
+        f"--{option} cannot write {path}: {place} exists and is not what this option writes"
+    )
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

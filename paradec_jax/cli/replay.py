@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax.cli.output import PLACE, TEMPLATE
+from paradec_jax.decode import DecoderBase
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
@@ -72,7 +73,7 @@ def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]
         final.append(seen.pop("final"))
         seen["guesses"] = np.trim_zeros(seen["guesses"] + 1, "b") - 1
         frame = {name: value.tolist() for name, value in seen.items()}
-        frames.append(frame | _told(info, frame["length"]))
+        frames.append(frame | _marks(info, frame["length"]))
     rows, given = state.rows, np.arange(len(final[0])) < int(state.rows.prompt_lengths[0])
     given |= False if rows.fixed is None else np.asarray(rows.fixed)[0]
     start = 0 if task.whole else int(rows.prompt_lengths[0])
@@ -92,7 +93,7 @@ def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _seen(decoder: Any, state: Any) -> dict[str, Any]:
+def _seen(decoder: DecoderBase, state: Any) -> dict[str, Any]:
     """What a frame shows of the first row, and which positions stay as they are, [S]."""
     rows = state.rows
     final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
@@ -103,7 +104,7 @@ def _seen(decoder: Any, state: Any) -> dict[str, Any]:
     )
 
 
-def _told(info: Any, length: int) -> dict[str, Any]:
+def _marks(info: Any, length: int) -> dict[str, Any]:
     """What an info says: numbers of the row; from position `at` on, choices and confidences, or a
     wave's changes.
     """
@@ -114,7 +115,7 @@ def _told(info: Any, length: int) -> dict[str, Any]:
         for name, leaf in vars(info).items()
         if isinstance(leaf, jax.Array)
     }
-    told: dict[str, Any] = {
+    marks: dict[str, Any] = {
         "note": {
             name: leaf.item() for name, leaf in leaves.items() if not leaf.ndim and name != "at"
         }
@@ -123,14 +124,15 @@ def _told(info: Any, length: int) -> dict[str, Any]:
         newest = {
             name: leaf.reshape(-1, leaf.shape[-1])[-1] for name, leaf in leaves.items() if leaf.ndim
         }
-        told |= {"at": leaves["at"].item(), "confidence": _numbers(newest["scores"])}
-        told |= {"choices": newest["tokens"].tolist()} if "tokens" in newest else {}
+        marks |= {"at": leaves["at"].item(), "confidence": _numbers(newest["scores"])}
+        if "tokens" in newest:
+            marks["choices"] = newest["tokens"].tolist()
     if "distance" in leaves:
-        told |= {
+        marks |= {
             "at": length - leaves["committed"].item() - 1,
             "change": _numbers(leaves["distance"]),
         }
-    return told
+    return marks
 
 
 def _numbers(values: Any) -> list[float | None]:

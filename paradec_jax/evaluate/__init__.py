@@ -1,1 +1,1 @@
-"""Decoders judged by their answers and texts, with uncertainty, and side by side."""
+"""Decoders judged by their answers, with uncertainty, and side by side."""

@@ -96,16 +96,21 @@ def score_spans(
         return [Bound(cost, 0.0, len(best), bool(best.all())) for cost, best in costs]
     mask = mask_of(model)
     scored = [i for i, span in enumerate(spans) if span.count]
-    kept, numbers = (
-        [spans[i] for i in scored],
-        scored if streams is None else [streams[i] for i in scored],
+    rows = [spans[i] for i in scored]
+    numbers = [i if streams is None else streams[i] for i in scored]
+    each = bounds(
+        model.network,
+        model.params,
+        rows,
+        mask,
+        draws=draws,
+        batch=batch,
+        seed=seed,
+        streams=numbers,
     )
-    options: dict[str, Any] = {"draws": draws, "batch": batch, "seed": seed, "streams": numbers}
-    each = bounds(model.network, model.params, kept, mask, **options)
     results = [Bound(0.0, 0.0, 0, True)] * len(spans)
-    for i, of, ids in zip(scored, each, fill(model, kept, batch=batch), strict=True):
-        greedy = ids == spans[i].ids[spans[i].start : spans[i].stop]
-        results[i] = dataclasses.replace(of, greedy=greedy)
+    for i, row, of, ids in zip(scored, rows, each, fill(model, rows, batch=batch), strict=True):
+        results[i] = dataclasses.replace(of, greedy=ids == row.ids[row.start : row.stop])
     return results
 
 
@@ -157,18 +162,15 @@ def bounds(
         rows = padded([spans[i] for i, _ in of], batch, size)
         which = np.zeros((batch, 2), np.int32)
         which[: len(of)] = [(numbers[i], k) for i, k in of]
-        scored.append(
-            (some, _score(network, (mask, draws), whole, params, *rows, which, seed_words(seed)))
-        )
+        words = seed_words(seed)
+        scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, words)))
     costs = np.zeros(len(jobs))
     for some, values in scored:  # waited for when all calls are on their way
         costs[some] = np.asarray(values)[: len(some)]
     each = costs.reshape(len(spans), draws)
     errors = each.std(axis=1, ddof=1) / math.sqrt(draws)
-    means = each.mean(axis=1)
-    return [
-        Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)
-    ]
+    means = each.mean(axis=1).tolist()
+    return [Bound(m, e, s.count) for m, e, s in zip(means, errors.tolist(), spans, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -177,9 +179,9 @@ def _score(
     plan: tuple[int, int],
     whole: bool,
     params: Any,
-    ids: Int[Array, "B S"] | Int[np.ndarray, "B S"],
-    ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
-    which: Int[Array, "B 2"] | Int[np.ndarray, "B 2"],
+    ids: Int[Array | np.ndarray, "B S"],
+    ends: Int[Array | np.ndarray, "B 3"],
+    which: Int[Array | np.ndarray, "B 2"],
     words: Any,
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
@@ -233,8 +235,8 @@ def _best(
     network: Any,
     mask: int,
     params: Any,
-    ids: Int[Array, "B T"] | Int[np.ndarray, "B T"],
-    ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
+    ids: Int[Array | np.ndarray, "B T"],
+    ends: Int[Array | np.ndarray, "B 3"],
 ) -> Int[Array, "B T"]:
     """The most probable token at each position of rows whose scored positions are hidden, and
     padding unseen.

@@ -10,8 +10,8 @@ from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
 from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
-from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.evaluate.timing import Case
 from paradec_jax.generate import BUCKET, bind, parameters, tokenizer_of
 from paradec_jax.store import Model
@@ -77,9 +77,8 @@ def prompts_of(
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     if budget is None:
-        known = [item.solution for item in problems if isinstance(item, Problem)]
-        solutions = [text for text in known if text is not None]
-        if len(solutions) < len(problems):
+        solutions: list[Any] = [getattr(item, "solution", None) for item in problems]
+        if None in solutions:
             raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
         room = model.network.max_length - tokens.shape[1]

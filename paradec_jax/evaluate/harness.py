@@ -74,8 +74,11 @@ class DecoderLM(LM):
         self.room = model.network.max_length - (self.likelihood == "bound")
         if self.likelihood == "bound":
             mask_of(model)
-            warning = f"log-likelihoods of this model are lower bounds, each the mean of {self.draws} draws"
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(
+                "log-likelihoods of this model are lower bounds, "
+                f"each the mean of {self.draws} draws",
+                stacklevel=2,
+            )
 
     @property
     def tokenizer_name(self) -> str:
@@ -106,11 +109,10 @@ class DecoderLM(LM):
     def _score(
         self, spans: Sequence[Span], streams: Sequence[int] | None
     ) -> list[tuple[float, bool]]:
-        options: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "batch": self.rows}
-        return [
-            (-of.nats, bool(of.greedy))
-            for of in score_spans(self.model, spans, streams=streams, **options)
-        ]
+        scores = score_spans(
+            self.model, spans, draws=self.draws, streams=streams, seed=self.seed, batch=self.rows
+        )
+        return [(-of.nats, bool(of.greedy)) for of in scores]
 
 
 def _mark(context: str) -> int:

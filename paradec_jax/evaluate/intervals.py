@@ -1,9 +1,7 @@
-"""Uncertainty of shares (Wilson), of paired differences on the same problems, of ratios of sums,
-and of measures.
-"""
+"""Uncertainty of shares (Wilson), of paired differences on the same problems, of ratios of sums."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,15 +124,13 @@ def speedup(
     def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
         return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    here, there = (
-        spent(s[rows, columns], u[rows, columns]),
-        spent(t[rows, columns], v[rows, columns]),
-    )
+    one = spent(s[rows, columns], u[rows, columns])
+    other = spent(t[rows, columns], v[rows, columns])
     value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
     ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
-    if min(here.min(), there.min(), theirs.min()) <= 0:
+    if min(one.min(), other.min(), theirs.min()) <= 0:
         return value, (0.0, math.inf)
-    low, high = np.percentile(ours / theirs * there / here, (2.5, 97.5))
+    low, high = np.percentile(ours / theirs * other / one, (2.5, 97.5))
     return value, (float(low), float(high))
 
 
@@ -159,29 +155,6 @@ def bootstrap(above: Numbers, below: Numbers | None = None) -> tuple[float, floa
         return -math.inf, math.inf
     low, high = np.percentile(times @ a / drawn, (2.5, 97.5))
     return float(low), float(high)
-
-
-def jackknife(
-    measure: Callable[[np.ndarray], float], samples: int, *, groups: int = 20
-) -> tuple[float, float]:
-    """95% interval of a measure of N independent samples, from its values with each group of them
-    left out::
-
-        v -+ z sqrt((G - 1) / G sum_g (v_g - mean v)^2)
-
-    For measures that a bootstrap would bias because it draws samples twice: copies lower an
-    entropy, whatever the law. Sample i belongs to group i mod G, and `measure` takes the samples
-    that are kept, bool [N].
-    """
-    if samples < 1 or groups < 2:
-        raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")
-    everything = np.ones(samples, bool)
-    value, groups = measure(everything), min(groups, samples)
-    if groups == 1:
-        return -math.inf, math.inf
-    left = np.asarray([measure(np.arange(samples) % groups != group) for group in range(groups)])
-    spread = Z95 * math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
-    return value - spread, value + spread
 
 
 def _vectors(above: Numbers, below: Numbers) -> tuple[np.ndarray, np.ndarray]:

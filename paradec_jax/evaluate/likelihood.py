@@ -156,10 +156,8 @@ def batches(lengths: Sequence[int], most: int, batch: int) -> Iterator[tuple[int
 
 def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [B, S] and (length, start, stop) [B, 3] of a batch; rows that are missing score nothing."""
-    ids, ends = (
-        np.zeros((batch, size), np.int32),
-        np.tile(np.asarray([1, 0, 0], np.int32), (batch, 1)),
-    )
+    ids = np.zeros((batch, size), np.int32)
+    ends = np.tile(np.asarray([1, 0, 0], np.int32), (batch, 1))
     for row, span in enumerate(spans):
         ids[row, : len(span.ids)] = span.ids
         ends[row] = len(span.ids), span.start, span.stop
@@ -168,7 +166,7 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnums=0)
 def _score(
-    network: Any, params: Any, ids: Int[Array, "B T1"] | Int[np.ndarray, "B T1"], words: Any
+    network: Any, params: Any, ids: Int[Array | np.ndarray, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Log-probability of each id after the first, and whether it is the most probable one."""
     tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]

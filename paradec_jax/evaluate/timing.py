@@ -13,6 +13,7 @@ from paradec_jax.decode import Decoded, Request, run
 from paradec_jax.decode.machine.drive import checked, compiled_run
 
 Advance = Callable[[int], None]
+Seconds = tuple[float, ...]  # of each request
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,8 +38,8 @@ class Speed:
       decoded: results of the last pass, one a request.
     """
 
-    each: tuple[tuple[float, ...], ...]
-    each_reading: tuple[tuple[float, ...], ...]
+    each: tuple[Seconds, ...]
+    each_reading: tuple[Seconds, ...]
     compile_seconds: float
     decoded: tuple[Decoded, ...]
 
@@ -130,8 +131,8 @@ def measure(
     compiled = compile_all([(case, requests[0]) for case in cases], advance)
     for case in cases:
         _time(case, requests[:1])
-    whole: list[list[tuple[float, ...]]] = [[] for _ in cases]
-    reading: list[list[tuple[float, ...]]] = [[] for _ in cases]
+    whole: list[list[Seconds]] = [[] for _ in cases]
+    reading: list[list[Seconds]] = [[] for _ in cases]
     decoded: list[tuple[Decoded, ...]] = [()] * len(cases)
     for _ in range(passes):
         for i, case in enumerate(cases):
@@ -165,17 +166,14 @@ def planned_bytes(case: Case, request: Request) -> int:
     results.
     """
     _, *arrays = checked(case.decoder, case.params, request, case.knobs)
-    plan: Any = (
-        compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1))
-        .compile()
-        .memory_analysis()
-    )
+    lowered = compiled_run.lower(case.decoder, case.params, *arrays, np.int32(1))
+    plan: Any = lowered.compile().memory_analysis()
     return plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.output_size_in_bytes
 
 
 def _time(
     case: Case, requests: Sequence[Request], max_steps: int | None = None
-) -> tuple[tuple[float, ...], tuple[Decoded, ...]]:
+) -> tuple[Seconds, tuple[Decoded, ...]]:
     """Seconds and result of each request."""
     seconds, results = [], []
     for request in requests:

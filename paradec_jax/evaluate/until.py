@@ -52,9 +52,8 @@ def parse(arguments: Mapping[str, Any]) -> Until:
     if values.get("top_k") == 0:  # as lm-eval's models take it: no limit
         del values["top_k"]
     budget = arguments.get("max_gen_toks")
-    return Until(
-        stop, MAX_GEN_TOKS if budget is None else int(budget), tuple(sorted(values.items()))
-    )
+    budget = MAX_GEN_TOKS if budget is None else int(budget)
+    return Until(stop, budget, tuple(sorted(values.items())))
 
 
 def generate_until(
@@ -92,15 +91,18 @@ def generate_until(
             )
         contexts = [fitting(model, requests[i][0], room) for i in members]
         chosen = setting.changed(dict(until.sampling))
-        empty, spec = chosen.decoder.any_order, model.token_spec
-        longest, _ = encode_prompts(tokenizer_of(model), contexts, spec=spec, may_be_empty=empty)
+        longest, _ = encode_prompts(
+            tokenizer_of(model),
+            contexts,
+            spec=model.token_spec,
+            may_be_empty=chosen.decoder.any_order,
+        )
         for start in range(0, len(contexts), rows):
             batch = contexts[start : start + rows]
+            batch += batch[-1:] * (rows - len(batch))  # all of one shape, for one program
             out = generate(
                 model,
-                batch
-                + batch[-1:]
-                * (rows - len(batch)),  # all batches have one shape, and share a program
+                batch,
                 chosen.decoder,
                 knobs=chosen.knobs,
                 max_new_tokens=until.max_new_tokens,

@@ -21,8 +21,8 @@ from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.text import windows as even
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.cases import empty_prompts
+from paradec_jax.evaluate.entropy import sample_entropy
 from paradec_jax.evaluate.likelihood import Span
-from paradec_jax.evaluate.text_measures import sample_entropy
 from paradec_jax.losses.self_distillation import SDTT, DistillationRules, self_distillation_loss
 from paradec_jax.objectives.answers import MEASURED, ROWS, answers, here
 from paradec_jax.objectives.folder import by_first

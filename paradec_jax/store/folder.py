@@ -47,17 +47,10 @@ from paradec_jax.text.tokenizer import Tokenizer
 FORMAT_VERSION = 2
 NETWORK, HEAD = "network", ResidualHeadConfig.family
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-IDLE_FIELDS = (
-    "attention",
-    "remat",
-    "scan_layers",
-    "mean_backprop_depth",
-    "dropout",
-)  # they change no output
+# Fields of a config that change no output.
+IDLE_FIELDS = ["attention", "remat", "scan_layers", "mean_backprop_depth", "dropout"]
 FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
-Parts = dict[
-    str, tuple[Any, dict[str, str]]
-]  # by name: config, and digests of files by their names
+Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, digests of files by their names
 
 
 def save(
@@ -76,10 +69,8 @@ def save(
       StoreError: when the folder exists or has other files, the parameters contradict the config,
         or the head is another network's.
     """
-    _check_ids(model.config, model.token_spec, model.tokenizer)
-    sources: dict[str, Any] = (
-        {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
-    )
+    _check_ids(model)
+    sources: dict[str, Any] = {NETWORK: model} | ({HEAD: model.head} if model.head else {})
     leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
     for name, source in sources.items():
         _check_leaves(source.config, leaves[name])
@@ -92,10 +83,9 @@ def save(
             sections[name] = shape | {"weights": parts[name][1]}
         if model.head is not None:
             backbone = _fingerprint({NETWORK: parts[NETWORK]})
+            trained_on = model.head.backbone or backbone
             with _naming(folder):
-                _check_head(
-                    model.head.config, model.config, model.head.backbone or backbone, backbone
-                )
+                _check_head(model.head.config, model.config, trained_on, backbone)
             sections[HEAD]["backbone"] = backbone
         description = {
             "format_version": FORMAT_VERSION,
@@ -109,9 +99,8 @@ def save(
         if model.tokenizer is not None:
             model.tokenizer.save(temporary / TOKENIZER)
         if model.chat_template is not None:
-            (temporary / CHAT_TEMPLATE).write_text(
-                model.chat_template, encoding="utf-8", newline=""
-            )
+            template = temporary / CHAT_TEMPLATE
+            template.write_text(model.chat_template, encoding="utf-8", newline="")
 
 
 def load(
@@ -161,9 +150,8 @@ def load(
         places = () if mesh is None else (shardings(part.params, mesh),)
         kinds = {} if dtype is None else {"dtype": dtype, "param_dtype": dtype}
         params = jax.tree.map(place, part.params, *places)
-        return dataclasses.replace(
-            part, config=dataclasses.replace(part.config, **kinds), params=params
-        )
+        config = dataclasses.replace(part.config, **kinds)
+        return dataclasses.replace(part, config=config, params=params)
 
     with _reading(source, dtype, allow_nonfinite, kind) as stored:
         if adapter is not None:
@@ -196,7 +184,7 @@ def _reading(
     )
 
     with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
-        _check_ids(model.config, model.token_spec, model.tokenizer)
+        _check_ids(model)
         yield model
 
 
@@ -220,34 +208,36 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
     description, parts = _read_description(folder)
     config, weights = parts[NETWORK]
     words, template = folder / TOKENIZER, folder / CHAT_TEMPLATE
-    facts = {
-        "token_spec": _built(TokenSpec, description["token_spec"]),
-        "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
-        "chat_template": text_of(template) if template.exists() else None,
-        "special_tokens": description.get("special_tokens", {}),
-        "sampling": description.get("sampling", {}),
-        "decoder": description.get("decoder"),
-    }
+    model = Model(
+        config,
+        {},
+        _built(TokenSpec, description["token_spec"]),
+        tokenizer=Tokenizer.from_file(words) if words.exists() else None,
+        chat_template=text_of(template) if template.exists() else None,
+        special_tokens=description.get("special_tokens", {}),
+        sampling=description.get("sampling", {}),
+        decoder=description.get("decoder"),
+    )
     with _naming(f"sampling or decoder of {CONFIG}"):
-        sampling_of({"do_sample": True} | facts["sampling"])
-        if facts["decoder"] is not None:
-            usual, network = choose(config.family, facts["decoder"]), network_of(config)
-            usual.decoder.bind(network, config.max_length, facts["token_spec"]).knobs(usual.knobs)
-    special = facts["special_tokens"]
+        sampling_of({"do_sample": True, **model.sampling})
+        if model.decoder is not None:
+            usual, network = choose(config.family, model.decoder), network_of(config)
+            usual.decoder.bind(network, config.max_length, model.token_spec).knobs(usual.knobs)
+    special = model.special_tokens
     if not isinstance(special, dict) or not all(
         name.endswith("_token") and isinstance(text, str) for name, text in special.items()
     ):
         raise StoreError(
             f"special_tokens must be texts by names that end in _token, not {special!r:.99}"
         )
-    _check_ids(config, facts["token_spec"], facts["tokenizer"])
+    _check_ids(model)
     params, head = _open_part(folder, config, weights, allow_nonfinite), None
     if HEAD in parts:
         shape, weights = parts[HEAD]
         backbone = _fingerprint({NETWORK: parts[NETWORK]})
         _check_head(shape, config, description["parts"][HEAD]["backbone"], backbone)
         head = ResidualHead(shape, _open_part(folder, shape, weights, allow_nonfinite), backbone)
-    return Model(config, params, head=head, **facts)
+    return dataclasses.replace(model, params=params, head=head)
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
@@ -313,9 +303,9 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
             )
         family, weights = section["family"], section["weights"]
         if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
-            then = "export a folder of an earlier commit there, and import it here (paradec import)"
             raise StoreError(
-                f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}"
+                f"weights of {name} must be files with SHA-256, not {weights!r:.50}: export a folder "
+                "of an earlier commit there, and import it here (paradec import)"
             )
         kind = ResidualHeadConfig if family == name == HEAD else family_named(family).config
         parts[name] = _built(kind, section["config"]), weights
@@ -324,21 +314,16 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
 
 def _built(cls: type, values: Mapping[str, Any]) -> Any:
     """A dataclass of these fields, whose lists are tuples."""
-    return cls(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-    )
+    return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
 
 
-def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
+def _check_ids(model: Model) -> None:
     """Refuses special tokens beyond the vocabulary, and a tokenizer of another; texts may not use
     its last ids.
     """
-    size = config.vocab_size
-    optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
-    for token in (*optional, *token_spec.stop, token_spec.pad):
+    size, spec, tokenizer = model.config.vocab_size, model.token_spec, model.tokenizer
+    optional = [token for token in (spec.bos, spec.mask) if token is not None]
+    for token in (*optional, *spec.stop, spec.pad):
         if isinstance(token, bool | float) or not 0 <= token < size:
             raise StoreError(
                 f"token_spec holds {token!r}, which is no id of a vocabulary of {size}"
@@ -369,8 +354,7 @@ def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
             raise StoreError(f"parameter {path} is missing, although the config asks for it")
         if path not in expected:
             raise StoreError(f"parameter {path} is there, although the config does not ask for it")
-        leaf, want = leaves[path], expected[path]
-        have, asked = f"{leaf.dtype} {leaf.shape}", f"{want.dtype} {want.shape}"
+        have, asked = (f"{of[path].dtype} {of[path].shape}" for of in (leaves, expected))
         if have != asked:
             raise StoreError(f"parameter {path} is {have}, but the config asks for {asked}")
 
@@ -409,8 +393,6 @@ def _fingerprint(parts: Parts) -> str:
     for name, (config, weights) in parts.items():
         defaults = {field.name: field.default for field in dataclasses.fields(config)}
         fields = config.to_dict().items()
-        counting = {
-            key: value for key, value in fields if key not in IDLE_FIELDS and value != defaults[key]
-        }
+        counting = {k: v for k, v in fields if k not in IDLE_FIELDS and v != defaults[k]}
         content[name] = {"family": config.family, "config": counting, "weights": weights}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -13,6 +13,7 @@ input axes before their output axes, so W + s (A^T B^T) needs no more than a res
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array
 
 from paradec_jax.disk.tensors import Lazy
@@ -49,21 +51,16 @@ def init_lora(params: Mapping[str, Any], axes: Axes, rank: int, key: Array) -> d
         places = [inputs for pattern, (inputs, _) in axes.items() if re.search(pattern, name)]
         if not places:
             continue
-        wide = int(np.prod([leaf.shape[axis] for axis in places[0]]))
-        out = int(np.prod(leaf.shape)) // wide
+        wide = math.prod(leaf.shape[axis] for axis in places[0])
+        out = math.prod(leaf.shape) // wide
         if not 1 <= rank <= min(wide, out):
             raise ValueError(
                 f"the rank of an adapter must be 1 to {min(wide, out)} for {name} [{wide}, {out}], not {rank}"
             )
-        of_module = adapter
-        for part in name.split("/"):
-            of_module = of_module.setdefault(part, {})
-        bound = wide**-0.5
-        of_module[LORA_A] = jax.random.uniform(
-            jax.random.fold_in(key, i), (rank, wide), minval=-bound, maxval=bound
-        )
-        of_module[LORA_B] = jnp.zeros((out, rank))
-    return adapter
+        bound, of_leaf = wide**-0.5, jax.random.fold_in(key, i)
+        a = jax.random.uniform(of_leaf, (rank, wide), minval=-bound, maxval=bound)
+        adapter |= {f"{name}/{LORA_A}": a, f"{name}/{LORA_B}": jnp.zeros((out, rank))}
+    return unflatten_dict(adapter, sep="/")
 
 
 def merge(params: Mapping[str, Any], adapter: Mapping[str, Any], scale: float) -> dict[str, Any]:
@@ -78,26 +75,19 @@ def merge(params: Mapping[str, Any], adapter: Mapping[str, Any], scale: float) -
 
     def merged(weight: Any, changes: Mapping[str, Any]) -> Any:
         if LORA_A not in changes:
-            return {
-                **weight,
-                **{name: merged(weight[name], inner) for name, inner in changes.items()},
-            }
+            inner = {name: merged(weight[name], change) for name, change in changes.items()}
+            return {**weight, **inner}
+
+        def change() -> Any:  # s B A
+            return (scale * (changes[LORA_A].T @ changes[LORA_B].T)).reshape(weight.shape)
+
         if not isinstance(weight, Lazy):
-            return (weight.astype(jnp.float32) + _change(weight.shape, changes, scale)).astype(
-                weight.dtype
-            )
+            return (weight.astype(jnp.float32) + change()).astype(weight.dtype)
 
         def read(index: Any) -> np.ndarray:
-            return (
-                weight.read(index).astype(np.float32) + _change(weight.shape, changes, scale)[index]
-            )
+            return weight.read(index).astype(np.float32) + change()[index]
 
         return dataclasses.replace(weight, read=read)
 
     with jax.default_matmul_precision("float32"):
         return merged(params, adapter)
-
-
-def _change(shape: tuple[int, ...], pair: Mapping[str, Any], scale: float) -> Any:
-    """s B A, as what is added to a parameter of that shape."""
-    return (scale * (pair[LORA_A].T @ pair[LORA_B].T)).reshape(shape)

@@ -15,7 +15,13 @@ from paradec_jax.text.tokenizer import Tokenizer
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
 # Fields of a generation_config.json that no decoder applies, which is said where they change a
 # text.
-OTHERS = "typical_p num_beams no_repeat_ngram_size penalty_alpha encoder_repetition_penalty"
+OTHERS = [
+    "typical_p",
+    "num_beams",
+    "no_repeat_ngram_size",
+    "penalty_alpha",
+    "encoder_repetition_penalty",
+]
 
 
 def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,22 +33,14 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: a value that cannot be, naming the field.
     """
-    usual = (
-        {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
-        if fields.get("do_sample")
-        else {}
-    )
-    values = {
-        name: fields.get(name, of) for name, of in {**usual, "repetition_penalty": 1.0}.items()
-    }
+    values: dict[str, Any] = {"repetition_penalty": 1.0}
+    if fields.get("do_sample"):
+        values |= {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+    values = {name: fields.get(name, usual) for name, usual in values.items()}
     values["top_k"] = values.get("top_k") or None  # 0 keeps all there
     as_arrays(RepetitionKnobs(**values))
-    values = {
-        name: value for name, value in values.items() if value != getattr(RepetitionKnobs, name)
-    }
-    return values | {
-        name: fields[name] for name in OTHERS.split() if fields.get(name) not in (None, 0, 1)
-    }
+    changed = {name: x for name, x in values.items() if x != getattr(RepetitionKnobs, name)}
+    return changed | {name: fields[name] for name in OTHERS if fields.get(name) not in (None, 0, 1)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -49,15 +49,15 @@ def named_templates(value: Any) -> dict[str, str]:
     templates: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [value]:
         match entry:
+            case {"name": str(name)} if name in templates:
+                raise ValueError(f"chat_template holds two templates of the name {name!r}")
             case {"name": str(name), "template": str(template)}:
-                pass
+                templates[name] = template
             case _:
                 raise ValueError(
-                    f"chat_template must be a text or a list of objects with name and template, not {value!r:.200}"
+                    f"chat_template must be a text or a list of objects with name and template, "
+                    f"not {value!r:.200}"
                 )
-        if name in templates:
-            raise ValueError(f"chat_template holds two templates of the name {name!r}")
-        templates[name] = template
     return templates
 
 
@@ -66,10 +66,11 @@ def special_tokens(model: Any) -> dict[str, str]:
     of its ids.
     """
     spec, words = model.token_spec, model.tokenizer
-    ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
-    ids["mask_token"] = spec.mask
-    known = {name: words.token_text(i) for name, i in ids.items() if words and i is not None}
-    return {name: text for name, text in known.items() if text} | dict(model.special_tokens)
+    ids = {"bos": spec.bos, "eos": next(iter(spec.stop), None), "pad": spec.pad, "mask": spec.mask}
+    texts = {name: words.token_text(i) for name, i in ids.items() if words and i is not None}
+    return {f"{name}_token": text for name, text in texts.items() if text} | {
+        **model.special_tokens
+    }
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,18 +115,17 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
       ValueError: a message without content, content that is no text, or what must be JSON and is
         not.
     """
-    given, known, done = present(object_of(talk)), reads(template), []
+    given, names, done = present(object_of(talk)), reads(template), []
     messages = given.pop("messages", None)
     try:
         given |= given.pop("chat_template_kwargs", {})
         render("", messages, True, **given)  # refuses what are no messages, and their names
-        match given:
-            case {"tools": str(tools)}:
-                given["tools"] = json.loads(tools or "null") or None
+        if isinstance(tools := given.get("tools"), str):
+            given["tools"] = json.loads(tools or "null") or None
         for message in messages:
             fields = copy.deepcopy(present(message))
             for name, other in THOUGHTS.items():
-                if name in fields and other in known and not fields.get(other):
+                if name in fields and other in names and not fields.get(other):
                     fields[other] = fields.pop(name)
             if not fields.keys() - {"role", "name", "weight", "train"}:
                 raise ValueError("it has no content")
@@ -141,7 +141,7 @@ def prepared(template: str, talk: Any) -> dict[str, Any]:
             done.append(fields)
     except Exception as error:  # of any form that somebody else's data may have
         raise ValueError(f"message {len(done)} or tools: {error}") from error
-    if unread := {*present(given)}.union(*done) - known - {"role", "content", "weight", "train"}:
+    if unread := {*present(given)}.union(*done) - names - {"role", "content", "weight", "train"}:
         warnings.warn(f"the chat template does not read {', '.join(sorted(unread))}", stacklevel=2)
     return given | {"messages": done}
 
@@ -217,10 +217,7 @@ def turn_end(model: Any, messages: Any) -> int | None:
     talk = object_of(messages)
     talk["messages"] = [*talk["messages"], {"role": "assistant", "content": ANSWER}]
     after = conversation(model, talk, False).partition(ANSWER)[2]
-    tokens = (
-        token for token in model.tokenizer.encode(after) if model.tokenizer.stands_alone(token)
-    )
-    return next(tokens, None)
+    return next(filter(model.tokenizer.stands_alone, model.tokenizer.encode(after)), None)
 
 
 def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -236,10 +233,8 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
     text, messages = conversation(model, talk, False), talk["messages"]
     turns, silent = [], False
     for i, message in enumerate(messages):
-        answers, given = (
-            message["role"] == "assistant",
-            [message.get("weight"), message.get("train")],
-        )
+        answers = message["role"] == "assistant"
+        given = [message.get("weight"), message.get("train")]
         if any(value not in (None, 0, answers) for value in given):
             raise ValueError(
                 f'"weight" and "train" must be 0 or, of an assistant\'s message, 1, not {given}'
@@ -257,7 +252,7 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "the chat template writes another text with its generation marks than without"
             )
         return [("".join(parts[:i]), parts[i]) for i in range(1, len(parts), 2)]
-    found = []
+    pairs = []
     for i in turns:
         whole, other = write(i + 1), write(i, {"role": "assistant", "content": ANSWER})
         try:
@@ -267,9 +262,8 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
         head = commonprefix([whole, other])  # noqa: RUF071  (at most up to the content)
         before = before or head
         answer = whole.removeprefix(before)
-        if not whole.startswith(
-            before
-        ):  # it opens a thought, which the template leaves out of the history
+        # Before may open a thought, which the template leaves out of the history.
+        if not whole.startswith(before):
             if not whole.startswith(write(i)):
                 raise ValueError(
                     "the chat template has no {% generation %} marks, and its text of the messages before "
@@ -282,5 +276,5 @@ def answered(model: Any, talk: Mapping[str, Any]) -> list[tuple[str, str]]:
                 opened = before.removeprefix(shared)
                 words = words.removeprefix(opened).removeprefix(opened.strip())
                 answer = words + write(i, {**messages[i], "content": ANSWER}).partition(ANSWER)[2]
-        found.append((before, answer))
-    return found
+        pairs.append((before, answer))
+    return pairs

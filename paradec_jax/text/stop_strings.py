@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.text.tokenizer import BROKEN, StreamDecoder, Tokenizer
+from paradec_jax.text.tokenizer import BROKEN, GrowingText, Tokenizer
 
 
 def text_of(
@@ -45,20 +45,13 @@ class StopStrings:
     ) -> None:
         self._spec = spec
         self._rows = [_Row(tokenizer, prompt, strings) for prompt in prompts]
-        self._longest = max((len(string) for string in strings), default=1)
+        self._longest = max(map(len, strings), default=1)
 
     def __call__(self, state: Any) -> Any:
         """Rows [B] in which a stop string was found just now, given a decoder's state."""
-        before = [row.stopped is not None for row in self._rows]
-        committed = state.rows.completions()
-        for row, ids in enumerate(committed):
-            self._look(row, ids)
-        return np.asarray(
-            [
-                row.stopped is not None and not was
-                for row, was in zip(self._rows, before, strict=True)
-            ]
-        )
+        running = np.asarray([row.stopped is None for row in self._rows])
+        self._look(state.rows.completions())
+        return running & np.asarray([row.stopped is not None for row in self._rows])
 
     def visible(self, row: int, *, done: bool) -> str:
         """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop
@@ -72,16 +65,18 @@ class StopStrings:
 
     def finish(self, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
         """For each row with a stop string: how many tokens stay, and the text before the string."""
-        for row, ids in enumerate(tokens):
-            self._look(row, ids)
-            self._rows[row].finish()
+        self._look(tokens)
+        for row in self._rows:
+            row.finish()
         return {i: row.stopped for i, row in enumerate(self._rows) if row.stopped is not None}
 
-    def _look(self, row: int, ids: Sequence[int]) -> None:
-        seen, shown = self._rows[row], len(_without_stop(self._spec, ids))
-        for place in range(len(seen.ids), len(ids)):
-            if seen.stopped is None:
-                seen.push(int(ids[place]), stops=place >= shown)
+    def _look(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Reads the new tokens of rows that have not stopped."""
+        for row, ids in zip(self._rows, tokens, strict=True):
+            shown = len(_without_stop(self._spec, ids))
+            for place in range(len(row.ids), len(ids)):
+                if row.stopped is None:
+                    row.push(int(ids[place]), stops=place >= shown)
 
 
 class _Row:
@@ -94,31 +89,38 @@ class _Row:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._strings = tokenizer, strings
         # The prompt's own special tokens are written out in neither, so that both texts begin
         # alike.
         self._prompt = [token for token in prompt if not tokenizer.is_special(token)]
         self.ids: list[int] = []
-        self.shown = _Grown(
-            StreamDecoder(tokenizer, skip_special=True, before=self._prompt), strings
-        )
-        self.spelled = _Grown(StreamDecoder(tokenizer, before=self._prompt), strings)
+        self.shown = GrowingText(tokenizer, skip_special=True, before=self._prompt)
+        self.spelled = GrowingText(tokenizer, before=self._prompt)
         self.stopped: tuple[int, str] | None = None
 
     def push(self, token: int, *, stops: bool) -> None:
         """Reads a token; one that stops the row is no part of the shown text."""
         self.ids.append(token)
-        ends = [] if stops else [self.shown.push(token)]
-        place = self.spelled.push(token)
-        if place is not None:
-            ends.append(self._shown_before(place))
-        self._cut([end for end in ends if end is not None], stops)
+        ends = [] if stops else self._grown(self.shown, token)
+        if places := self._grown(self.spelled, token):
+            ends.append(self._shown_before(min(places)))
+        self._cut(ends, stops)
 
     def finish(self) -> None:
         """Looks at what no later token completes."""
         if self.stopped is None:
-            place = self.shown.finish()
-            self._cut([] if place is None else [place], False)
+            self._cut(self._places(self.shown.whole, len(self.shown.text)), False)
+
+    def _grown(self, text: GrowingText, token: int) -> list[int]:
+        """Adds a token to a text; places of strings that it holds now and did not hold before."""
+        seen = len(text.text)
+        text.push(token)
+        return self._places(text.whole.rstrip(BROKEN), seen)
+
+    def _places(self, text: str, seen: int) -> list[int]:
+        """The first place of each string that may end after so many characters."""
+        start = max(seen - max(map(len, self._strings), default=1) + 1, 0)
+        return [place for string in self._strings if (place := text.find(string, start)) >= 0]
 
     def _cut(self, ends: list[int], stops: bool) -> None:
         """Cuts the text at the first of those places; a stop token needs no string that cuts
@@ -141,34 +143,3 @@ class _Row:
         )
         special = self._tokenizer.is_special(self.ids[count])
         return len(former) + (0 if special else place - len(start))
-
-
-class _Grown:
-    """A text that grows token by token, and where stop strings begin in it.
-
-    Attributes:
-      text: what no later token changes.
-      whole: that and what may still change.
-    """
-
-    def __init__(self, decoder: StreamDecoder, strings: Sequence[str]) -> None:
-        self._decoder, self._strings = decoder, strings
-        self._longest = max((len(string) for string in strings), default=1)
-        self.text = self.whole = ""
-
-    def push(self, token: int) -> int | None:
-        """Takes a token in; the first place of a string that the text holds with it and did not
-        hold before.
-        """
-        start = max(len(self.text) - self._longest + 1, 0)
-        self.text += self._decoder.push([token])
-        self.whole = self.text + self._decoder.kept()
-        return self._first(self.whole.rstrip(BROKEN), start)
-
-    def finish(self) -> int | None:
-        """The first place of a string when no token follows."""
-        return self._first(self.whole, max(len(self.text) - self._longest + 1, 0))
-
-    def _first(self, text: str, start: int) -> int | None:
-        places = [place for string in self._strings if (place := text.find(string, start)) >= 0]
-        return min(places, default=None)

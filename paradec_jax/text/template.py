@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -26,10 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # characters.
 MARKS = {"generation_begins": "\ufdd0", "generation_ends": "\ufdd1"}
 Messages = Sequence[Mapping[str, Any]]
-SECONDS, MEMORY = (
-    1.5,
-    10**9,
-)  # of processor time for one text, and bytes of the process that makes them
+SECONDS, MEMORY = 1.5, 10**9  # processor time of one text, bytes of the process that makes it
 LONGEST, MOST = 100_000, 10**7  # characters of a template, and of a text
 TOO_MUCH = "takes too much time or memory"
 
@@ -127,9 +124,9 @@ def _answer(template: str, given: Mapping[str, Any]) -> tuple[str, str]:
         return "", TOO_MUCH
     except Exception as error:  # a program of somebody else's may raise anything
         return "", f"fails: {type(error).__name__}: {error}"
-    return (
-        (text, "") if len(text) <= MOST else ("", f"makes a text of more than {MOST:,} characters")
-    )
+    if len(text) > MOST:
+        return "", f"makes a text of more than {MOST:,} characters"
+    return text, ""
 
 
 class _Refusal(jinja2.TemplateError):
@@ -165,11 +162,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     # Without the escapes of HTML that Jinja's own filter makes.
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    functions: dict[str, Callable] = {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda format: datetime.datetime.now().strftime(format),
-    }
-    environment.globals.update(functions)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
     return environment
 
 

@@ -1,5 +1,6 @@
 """Text to token ids and back, with errors that say what is wrong and a decoder safe to stream from."""
 
+import functools
 import hashlib
 import os
 import re
@@ -42,12 +43,9 @@ class Tokenizer:
         beyond.
     """
 
-    __slots__ = ("_backend", "_name", "_size", "rows")
-
     def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
         self._backend = backend
         self._name = name
-        self._size: int | None = None
         self.rows: int | None = None
 
     @classmethod
@@ -73,14 +71,10 @@ class Tokenizer:
         """Writes the tokenizer.json that `from_file` reads."""
         Path(path).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id, special tokens included."""
-        if self._size is None:
-            self._size = 1 + max(
-                self._backend.get_vocab(with_added_tokens=True).values(), default=-1
-            )
-        return self._size
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -91,7 +85,7 @@ class Tokenizer:
         rows = self._ask(
             lambda: self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         )
-        return [self._known(row).ids for row in rows]
+        return [self._checked(row).ids for row in rows]
 
     def encode_with_offsets(
         self, text: str, before: str = ""
@@ -100,26 +94,26 @@ class Tokenizer:
         stands for.
         """
         for start in (before, *OPENINGS, ""):
-            own, both = self.encode(start), self._encoding(start + text)
-            if both.ids[: len(own)] == own:
+            alone, both = self.encode(start), self._encoding(start + text)
+            if both.ids[: len(alone)] == alone:
                 break
-        given = len(start)
-        places = [
-            (max(low - given, 0), max(high - given, 0)) for low, high in both.offsets[len(own) :]
-        ]
-        return both.ids[len(own) :], places
+        shift, offsets = len(start), both.offsets[len(alone) :]
+        places = [(max(low - shift, 0), max(high - shift, 0)) for low, high in offsets]
+        return both.ids[len(alone) :], places
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
-        return self._known(self._ask(lambda: self._backend.encode(text, add_special_tokens=False)))
+        return self._checked(
+            self._ask(lambda: self._backend.encode(text, add_special_tokens=False))
+        )
 
-    def _known(self, found: tokenizers.Encoding) -> tokenizers.Encoding:
-        """Ids for which a model has rows. Raises ValueError for others."""
-        last = max(found.ids, default=0)
+    def _checked(self, encoding: tokenizers.Encoding) -> tokenizers.Encoding:
+        """An encoding whose ids all have rows in the model. Raises ValueError for others."""
+        last = max(encoding.ids, default=0)
         if self.rows is not None and last >= self.rows:
             raise ValueError(
                 f"a text holds {self.token_text(last)!r}, a token for which the model has no row"
             )
-        return found
+        return encoding
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """Token ids of a text that follows another one, whose ids stay those that it has alone.
@@ -192,15 +186,13 @@ class Tokenizer:
     def framing(self) -> tuple[list[int], list[int]]:
         """Ids that the file's own rule would put before and after a text; no method here does."""
         few = range(min(self.vocab_size, FEW))
-        text = next(
-            (text for token in few if self.encode(text := self.decode([token], skip_special=True))),
-            "",
-        )
+        texts = (self.decode([token], skip_special=True) for token in few)
+        text = next(filter(self.encode, texts), "")
         framed = self._ask(lambda: self._backend.encode(text, add_special_tokens=True))
         inside = [i for i, special in enumerate(framed.special_tokens_mask) if not special]
-        return (
-            (framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]) if inside else (framed.ids, [])
-        )
+        if not inside:
+            return framed.ids, []
+        return framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]
 
     def _ask(self, question: Callable[[], Found]) -> Found:
         """An answer of the backend. Raises ValueError where it has none."""
@@ -212,7 +204,7 @@ class Tokenizer:
 
     def same_as(self, other: "Tokenizer") -> bool:
         """Whether both give every text the same ids: whether they are the same file."""
-        return self._backend.to_str() == other._backend.to_str()
+        return self.digest() == other.digest()
 
 
 def _asked(question: Callable[[], Found], failure: str) -> Found:
@@ -221,16 +213,14 @@ def _asked(question: Callable[[], Found], failure: str) -> Found:
     """
     try:
         return question()
-    except TypeError as error:
-        raise ValueError(
-            f"{failure}: this is no text in Unicode ({one_sentence(error)})"
-        ) from error
-    except (
-        BaseException
-    ) as error:  # the library raises nothing narrower, and a panic of Rust is no Exception
+    except BaseException as error:
+        # The library raises nothing narrower, and a panic of Rust is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{failure}: {one_sentence(error)}") from error
+        reason = one_sentence(error)
+        if isinstance(error, TypeError):
+            reason = f"this is no text in Unicode ({reason})"
+        raise ValueError(f"{failure}: {reason}") from error
 
 
 def _added(before: str, text: str) -> str:
@@ -257,12 +247,13 @@ def from_pieces(
     Raises:
       ValueError: a piece that is longer than `LONGEST_PIECE`, or all together than `ALL_PIECES`.
     """
-    for of, count, most in (
-        ("a piece", max, LONGEST_PIECE),
-        ("the list of pieces", sum, ALL_PIECES),
-    ):
-        if (size := count([0, *map(len, scores)])) > most:
-            raise ValueError(f"{of} of {size} characters is longer than {most}")
+    sizes = [0, *map(len, scores)]
+    if max(sizes) > LONGEST_PIECE:
+        raise ValueError(f"a piece of {max(sizes)} characters is longer than {LONGEST_PIECE}")
+    if sum(sizes) > ALL_PIECES:
+        raise ValueError(
+            f"the list of pieces of {sum(sizes)} characters is longer than {ALL_PIECES}"
+        )
     cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
     pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
     pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))
@@ -274,41 +265,40 @@ def from_pieces(
     return backend
 
 
-class StreamDecoder:
-    """Turns ids that arrive a few at a time into text that never has to be taken back.
+class GrowingText:
+    """Text of ids that arrive one at a time, of which a part never has to be taken back.
 
     A token may end inside a character, and a byte that a tokenizer falls back to may be spoilt by
-    the next one. `push` keeps such a tail until later ids settle it, so the pieces joined are what
-    `decode` gives for all ids.
+    the next one. Such a tail belongs to `whole` alone until later ids settle it.
 
     Args:
       tokenizer: the tokenizer.
       skip_special: whether special tokens have no text.
-      before: ids of the text that the stream follows, which is not given out; pieces are then those
+      before: ids of the text that this one follows, which is not part of it: both texts are those
         of `Tokenizer.decode_after`.
+
+    Attributes:
+      text: what no later id changes.
+      whole: that and what may still change: the text of all ids.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special: bool = False, before: Sequence[int] = ()
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._ids = [int(i) for i in before]
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._decode = functools.partial(tokenizer.decode, skip_special=skip_special)
+        self._ids = [*map(int, before)]
+        self.text = self.whole = ""
         self._settle()
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Takes ids in and returns the text that they settle, possibly empty."""
-        self._ids = [*self._ids, *map(int, ids)]
+    def push(self, token: int) -> None:
+        """Takes an id in."""
+        self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith(BROKEN) or self._ends_in_bytes():
-            return ""
-        piece = _added(self._shown, text)
-        self._settle()
-        return piece
-
-    def kept(self) -> str:
-        """Text of what was taken in and not yet returned, as if nothing came after it."""
-        return _added(self._shown, self._decode(self._ids))
+        self.whole = self.text + _added(self._shown, text)
+        if not text.endswith(BROKEN) and not self._ends_in_bytes():
+            self.text = self.whole
+            self._settle()
 
     def _settle(self) -> None:
         """Counts all ids as shown, and forgets those that nothing later depends on."""
@@ -323,6 +313,3 @@ class StreamDecoder:
             if self._decode([token]):
                 return False
         return False
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special=self._skip_special)

@@ -179,7 +179,6 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["compare", str(folder), "--problems", "0"], "problems must be at least 1, not 0"),
         (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["compare", str(folder), "--real", "x"], "--real is no option of family recurrent_depth"),
         (
             ["compare", str(folder), "tiny-causal"],
             "models of one family are compared, not of recurrent_depth and",

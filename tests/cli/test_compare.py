@@ -1,13 +1,10 @@
-"""`paradec compare` and `paradec demo` on stubs: tables of answers and of texts, rows as JSON, what
-is refused.
-"""
+"""`paradec compare` and `paradec demo` on stubs: tables, rows as JSON, what is refused."""
 
 import dataclasses
 import functools
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 from stub_table import (
@@ -34,8 +31,8 @@ from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.problems import read_problems
 from paradec_jax.decode import Residual
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk import folders
 from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
@@ -262,7 +259,7 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         "--json",
     ]
     assert cli.main(words) == 0
-    rows, settings = strict(capsys.readouterr().out), FAMILIES[family].settings
+    rows, settings = strict(capsys.readouterr().out), TABLES[family]
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS.split()) <= row.keys() and row["family"] == family for row in rows)
     for row, setting in zip(rows, settings, strict=True):
@@ -283,7 +280,7 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     stay.
     """
     family = FAMILIES["block_diffusion"]
-    rows = tuple(s for s in family.settings if s.baseline or type(s.decoder) is Residual)[:3]
+    rows = tuple(s for s in TABLES[family.name] if s.baseline or type(s.decoder) is Residual)[:3]
     put_settings(monkeypatch, family.name, rows)
     config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
     place = str(saved(tmp_path / "tiny", config, dataclasses.replace(token_spec(), **CANVAS)))
@@ -350,69 +347,14 @@ def test_columns_of_a_family(capsys):
     assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 
 
-def test_a_family_stands_for_its_bundled_models(monkeypatch):
-    own = FAMILIES["masked_diffusion"]
+def test_a_family_stands_for_its_bundled_models():
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
-    assert _models("masked_diffusion") == (*own.bundled, *own.texts.rivals) and own.texts.rivals
-    monkeypatch.setattr(folders, "CHECKOUT", Path("nowhere"))
-    assert _models("masked_diffusion") == own.bundled
 
 
-class TestTexts:
-    @pytest.fixture
-    def words(self, tmp_path, monkeypatch):
-        """A denoiser and a causal model, which is the judge too, with a small table."""
-        denoiser, causal = (
-            lettered(tmp_path / family, family) for family in ("masked_diffusion", "causal")
-        )
-        monkeypatch.setattr(Model, "network", property(lambda self: LETTERED[self.family]))
-        own = FAMILIES["masked_diffusion"]
-        few, many, greedy = (
-            Setting("masked", pd.Masked(), pd.Masked.Knobs(steps=steps, temperature=temperature))
-            for steps, temperature in ((1, 1.0), (64, 1.0), (64, 0.0))
-        )
-        texts = dataclasses.replace(own.texts, settings=(few, many), tempered=(greedy,))
-        monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, texts=texts))
-        (tmp_path / "real.txt").write_text("abc def ghi " * 90)
-        real = ["--real", str(tmp_path / "real.txt")]
-        return ["compare", denoiser, causal, "--judge", causal, *real, "--samples", "3"]
-
-    def test_json_and_texts(self, words, capsys, tmp_path):
-        assert cli.main([*words, "--texts", str(tmp_path / "texts"), "--json"]) == 0
-        rows = strict(capsys.readouterr().out)
-        assert [row["model"] for row in rows] == ["masked_diffusion"] * 3 + ["causal", "real text"]
-        assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
-        assert {row["length"] for row in rows} == {15}, (
-            "begin-of-text takes a position of the rival"
-        )
-        assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
-        files = sorted(path.name for path in (tmp_path / "texts").iterdir())
-        assert files == [row["texts"] for row in rows]
-
-    def test_the_table(self, words, capsys):
-        assert cli.main([*words, "--length", "8"]) == 0
-        out = capsys.readouterr().out
-        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
-        for word in (
-            "real text",
-            "4-grams",
-            "reverse",
-            "Seconds: in batches",
-            "after begin-of-text",
-        ):
-            assert word in out
-
-    @pytest.mark.parametrize(
-        ("more", "sentence"),
-        [
-            (["--problems", "3"], "--problems is no option of family masked_diffusion"),
-            (["--texts", "/nowhere/at/all"], "--texts cannot write /nowhere/at/all"),
-            (["--length", "16"], "more than the 16 positions"),
-        ],
-    )
-    def test_refusals(self, words, capsys, more, sentence):
-        assert cli.main([*words, *more]) == 1
-        assert sentence in capsys.readouterr().err
+def test_masked_diffusion_is_compared_elsewhere(tmp_path, capsys):
+    place = lettered(tmp_path / "denoiser", "masked_diffusion")
+    assert cli.main(["compare", place]) == 1
+    assert "python -m experiments.masked_diffusion.compare_texts" in capsys.readouterr().err
 
 
 class TestDemo:
@@ -423,7 +365,7 @@ class TestDemo:
             own = FAMILIES[name.replace(" ", "_")]
             assert {model for model, _ in rows} <= {*own.bundled} and len(rows) == 2
             assert {type(setting.decoder) for _, setting in rows} <= {
-                type(row.decoder) for row in own.settings
+                *map(type, own.decoders.values())
             }
 
     def test_the_table(self, folder, tmp_path, capsys, monkeypatch):

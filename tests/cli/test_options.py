@@ -13,6 +13,7 @@ from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk.folders import ASSETS
+from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import FAMILIES, choose, family_named, family_of, init_params
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
@@ -27,10 +28,10 @@ def causal(tmp_path_factory):
 def test_a_decoder_has_one_name_on_all_command_lines():
     named = set()
     for family in FAMILIES.values():
-        kinds = {setting.name: type(setting.decoder) for setting in family.settings}
-        named |= kinds.keys()
-        for setting in family.settings:
-            assert type(setting.decoder) is kinds[setting.name]
+        named |= family.decoders.keys()
+        assert family.baseline in family.decoders
+        for setting in TABLES[family.name]:
+            assert type(setting.decoder) is type(family.decoders[setting.name])
             assert (setting.name == "multiblock") == (getattr(setting.decoder, "blocks", 1) > 1)
     assert set(NAMES) == named
 

@@ -13,6 +13,7 @@ from experiments.tasks import build_tokenizer, token_spec, word_problems
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, Source
 from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
@@ -117,10 +118,11 @@ def test_answers_are_parts_of_their_texts():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_the_table(family):
-    settings, texts = FAMILIES[family].settings, FAMILIES[family].texts
-    assert sum(setting.baseline for setting in settings) == 1
-    settings = settings if texts is None else (*texts.settings, *texts.tempered)
-    assert texts is None or all(setting.sampled for setting in (*settings, texts.rival))
+    settings = TABLES[family]
+    assert [of.name for of in settings if of.baseline] == [FAMILIES[family].baseline]
+    assert {of.name: type(of.decoder) for of in settings} == {
+        name: type(of) for name, of in FAMILIES[family].decoders.items()
+    }
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
     labels = [(setting.name, setting.label()) for setting in settings]

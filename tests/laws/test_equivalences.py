@@ -30,6 +30,7 @@ from stubs import (
     tiny_request,
 )
 
+from experiments.replicas import ReleasedAdaptive
 from paradec_jax import decode
 from paradec_jax.config import RopeScaling, TokenSpec
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
@@ -125,7 +126,7 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
         tiny_request(BUDGET),
         wave.Knobs(momentum=0.0, max_recurrence=8, **knobs),
     )
-    adaptive = tiny(decode.Adaptive, "shared", max_recurrence=8, exit_in_prefill=False)
+    adaptive = tiny(ReleasedAdaptive, "shared", max_recurrence=8, exit_in_prefill=False)
     adapted = decode.run(
         adaptive,
         tiny_params(),

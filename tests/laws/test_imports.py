@@ -45,6 +45,7 @@ ALLOWED = {
         "data",
         "decode",
         "facts",
+        "families",
         "generate",
         "io",
         "noise",

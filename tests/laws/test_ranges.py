@@ -10,7 +10,8 @@ import typing
 import pytest
 
 from paradec_jax import cli
-from paradec_jax.cli import compare, generate
+from paradec_jax.cli import generate
+from paradec_jax.cli.answers import Options
 from paradec_jax.cli.options import NAMES, rows_of
 from paradec_jax.convert.cli import COMMANDS
 from paradec_jax.objectives import OBJECTIVES
@@ -28,7 +29,7 @@ LATER = (
 
 def makers():
     """What takes numbers of a command, with what calls it and must refuse them, by its name there."""
-    yield "compare", compare.compare_command, compare.compare_command
+    yield from of_dataclass("compare", Options())
     yield "generate", generate.Text, lambda **given: generate.Text(**given).check()
     yield from of_dataclass("train", Run(model="m", data="d"))
     for name, command in COMMANDS.items():

@@ -12,9 +12,9 @@ from marks import over
 from reading import read
 from recorded_masked_diffusion import arrays, assert_log_probs, model
 
+from experiments.masked_diffusion.judge import summed
 from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.evaluate.bound import bounds, fill
-from paradec_jax.evaluate.judge import summed
 from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, hide
 from paradec_jax.store import Model

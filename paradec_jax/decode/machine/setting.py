@@ -9,14 +9,8 @@ import numpy as np
 
 from paradec_jax.decode.machine.knobs import unneeded
 
-UNNAMED = (
-    "network",
-    "size",
-    "spec",
-    "log_probs",
-    "greedy",
-    "bounded",
-)  # fields that are no choice of a row
+# Fields that are no choice of a row.
+UNNAMED = ("network", "size", "spec", "log_probs", "greedy", "bounded")
 SHORT = {
     "recurrence": "r",
     "draft_recurrence": "draft r",
@@ -63,8 +57,8 @@ class Setting:
         further = {name: getattr(self.decoder, name) for name in self.decoder.further_networks}
         words = {name: value if isinstance(value, str) else None for name, value in further.items()}
         decoder = _fields_of(self.decoder, (*UNNAMED, *further))
-        kept = {} if self.cache is None else {"cache": self.cache}
-        return words | decoder | _fields_of(self.values) | kept
+        cache = {} if self.cache is None else {"cache": self.cache}
+        return words | decoder | _fields_of(self.values) | cache
 
     def label(self) -> str:
         """The size of a block and the choices that are not the defaults, in short."""

@@ -61,7 +61,6 @@ class Adaptive(DecoderBase):
       criterion: a name of `criteria.CRITERIA`.
       max_recurrence: recurrences at most; the network's default when None.
       prefill_recurrence: recurrences of the prompt at most; `max_recurrence` when None.
-      exit_in_prefill: whether the criterion may end the prompt's recurrences.
       continuous: start each new position from the raw state of the one before it at its exit.
     """
 
@@ -69,7 +68,6 @@ class Adaptive(DecoderBase):
     criterion: str = "latent-diff"
     max_recurrence: int | None = None
     prefill_recurrence: int | None = None
-    exit_in_prefill: bool = True
     continuous: bool = False
     Knobs: ClassVar[type] = AdaptiveKnobs
 
@@ -81,7 +79,7 @@ class Adaptive(DecoderBase):
         """Reads the prompt and commits the first token."""
         state, fed = empty_state(self, request, 1, knobs), Inputs.prompt(request)
         depth = self.max_recurrence if self.prefill_recurrence is None else self.prefill_recurrence
-        loop, out = recur_until_exit(self, params, state, fed, knobs, depth, self.exit_in_prefill)
+        loop, out = recur_until_exit(self, params, state, fed, knobs, depth)
         return commit_exit(self, params, state, fed, knobs, loop, out)[0]
 
     def step(

@@ -11,15 +11,15 @@ import functools
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.evaluate.intervals import ends, jackknife
+from paradec_jax.evaluate.entropy import Samples, entropy_of_counts, sample_entropy
+from paradec_jax.evaluate.intervals import Z95, ends
 
-Samples = Sequence[Sequence[int]]
 SMOOTHING = "witten-bell"
 ORDER = 4  # of the n-gram model behind reverse perplexity
 NO_SACREBLEU = "self-BLEU needs sacrebleu, which is missing: install paradec-jax[eval]"
@@ -38,7 +38,7 @@ def variety(samples: Samples) -> dict[str, Any]:
         codes, owners = _grams(samples, n)
         fields[f"distinct_{n}"] = int(codes.max() + 1) / len(codes)
         if name is not None:
-            measure = functools.partial(_entropy_of_kept, codes, owners)
+            measure = functools.partial(_entropy_within, codes, owners)
             fields[name] = measure(np.ones(len(samples), bool))
             fields[f"{name}_interval"] = ends(jackknife(measure, len(samples)))
     return fields
@@ -48,20 +48,7 @@ def entropy(samples: Samples, n: int = 1) -> float:
     """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their
     shares.
     """
-    return _entropy(np.bincount(_grams(samples, n)[0]))
-
-
-def sample_entropy(samples: Samples) -> float:
-    """Entropy in nats of the tokens within a sample, its mean over the samples that have a token.
-
-    Reported beside generative perplexity by BD3-LMs (Arriola et al. 2025, arXiv 2503.09573).
-    """
-    each = [
-        _entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)
-    ]
-    if not each:
-        raise ValueError("no sample has a token")
-    return float(np.mean(each))
+    return entropy_of_counts(np.bincount(_grams(samples, n)[0]))
 
 
 def self_bleu(texts: Sequence[str]) -> float:
@@ -179,12 +166,29 @@ def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarr
     return codes.reshape(-1), np.repeat(np.arange(len(rows)), counts)
 
 
-def _entropy_of_kept(codes: np.ndarray, owners: np.ndarray, kept: np.ndarray) -> float:
-    """Entropy of the n-grams in the samples that are kept, bool [N]."""
-    return _entropy(np.bincount(codes[kept[owners]]))
+def _entropy_within(codes: np.ndarray, owners: np.ndarray, within: np.ndarray) -> float:
+    """Entropy of the n-grams in some of the samples, bool [N]."""
+    return entropy_of_counts(np.bincount(codes[within[owners]]))
 
 
-def _entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of a distribution given by counts."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(np.sum(shares * np.log(1 / shares)))
+def jackknife(
+    measure: Callable[[np.ndarray], float], samples: int, *, groups: int = 20
+) -> tuple[float, float]:
+    """95% interval of a measure of N independent samples, from its values with each group of them
+    left out::
+
+        v -+ z sqrt((G - 1) / G sum_g (v_g - mean v)^2)
+
+    For measures that a bootstrap would bias because it draws samples twice: copies lower an
+    entropy, whatever the law. Sample i belongs to group i mod G, and `measure` takes the samples
+    that are kept, bool [N].
+    """
+    if samples < 1 or groups < 2:
+        raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")
+    everything = np.ones(samples, bool)
+    value, groups = measure(everything), min(groups, samples)
+    if groups == 1:
+        return -math.inf, math.inf
+    left = np.asarray([measure(np.arange(samples) % groups != group) for group in range(groups)])
+    spread = Z95 * math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
+    return value - spread, value + spread

@@ -9,16 +9,17 @@ import sys
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate import text_measures
-from paradec_jax.evaluate.intervals import Z95, bootstrap, jackknife
-from paradec_jax.evaluate.text_measures import (
+from experiments.masked_diffusion import text_measures
+from experiments.masked_diffusion.text_measures import (
     entropy,
+    jackknife,
     ngrams,
     reverse_perplexity,
-    sample_entropy,
     self_bleu,
     variety,
 )
+from paradec_jax.evaluate.entropy import sample_entropy
+from paradec_jax.evaluate.intervals import Z95, bootstrap
 
 ROWS = [[0, 0, 1, 1], [0, 1], [2]]
 

@@ -9,10 +9,11 @@ import pytest
 from recital import CONFIG
 from stubs import StubCausal, StubDenoiser
 
+from experiments.masked_diffusion.judge import judge_ids, judge_texts, summed
+from experiments.masked_diffusion.text_measures import variety
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.evaluate.judge import judge_answers, judge_ids, judge_texts, summed
-from paradec_jax.evaluate.text_measures import variety
+from paradec_jax.evaluate.judge import judge_answers
 from paradec_jax.store import Model
 
 JUDGE = StubCausal(max_length=16)

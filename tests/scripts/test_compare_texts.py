@@ -4,21 +4,30 @@ refuses.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stub_table import ALPHABET, LETTERED, PRESETS, SPECS
+from stub_table import ALPHABET, LETTERED, PRESETS, SPECS, lettered, strict
 from stubs import StubCausal
 
 import paradec_jax as pd
+from experiments.masked_diffusion import compare_texts as command
+from experiments.masked_diffusion import judge as judging
+from experiments.masked_diffusion.compare_texts import (
+    ONE_BY_ONE,
+    Options,
+    compare_texts,
+    sources_of,
+    write_texts,
+)
+from experiments.masked_diffusion.drawing import TEXT_ROWS, draw
+from experiments.masked_diffusion.judge import TextJudge, judge_ids, judge_texts
+from experiments.masked_diffusion.text_measures import reverse_perplexity, variety
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import judge as judging
 from paradec_jax.evaluate.cases import Source
-from paradec_jax.evaluate.compare import TEXT_ROWS, compare_texts, draw, write_texts
-from paradec_jax.evaluate.judge import TextJudge, judge_ids, judge_texts
-from paradec_jax.evaluate.text_measures import reverse_perplexity, variety
-from paradec_jax.families import FAMILIES
+from paradec_jax.families import FAMILIES, choose
 from paradec_jax.store import Model
 
 REAL = "abc def ghi " * 9
@@ -27,7 +36,7 @@ SETTINGS = tuple(
     Setting("masked", pd.Masked(), pd.Masked.Knobs(steps=steps, temperature=temperature))
     for steps, temperature in ((1, 1.0), (64, 1.0), (64, 0.0))
 )
-RIVAL = FAMILIES["masked_diffusion"].texts.rival
+RIVAL = choose("causal", ONE_BY_ONE)
 
 
 def model_of(family, characters=ALPHABET):
@@ -56,9 +65,9 @@ def compared(sources):
 
     held_out = sources[0].model.tokenizer.encode_batch([REAL, "ab"])
     options = {"length": LENGTH, "samples": SAMPLES, "report": report}
-    result = compare_texts(sources, model_of("causal"), "judge", held_out, **options)
+    rows, texts = compare_texts(sources, model_of("causal"), "judge", held_out, **options)
     assert stages == [("drawing texts", 4), 1, 1, 1, 1]
-    return result
+    return SimpleNamespace(rows=rows, texts=texts)
 
 
 class TestDrawing:
@@ -146,11 +155,11 @@ class TestRows:
         assert row["self_bleu"] is None and row["self_bleu_texts"] is None
 
     def test_texts_are_written(self, compared, tmp_path):
-        copy = dataclasses.replace(compared, rows=[dict(row) for row in compared.rows])
-        write_texts(tmp_path / "texts", copy)
-        names = [row["texts"] for row in copy.rows]
+        rows = [dict(row) for row in compared.rows]
+        write_texts(tmp_path / "texts", rows, compared.texts)
+        names = [row["texts"] for row in rows]
         assert names[0] == "00-teacher-masked-1-steps.jsonl" and names[-1] == "04-real-text.jsonl"
-        for name, texts in zip(names, copy.texts, strict=True):
+        for name, texts in zip(names, compared.texts, strict=True):
             lines = (tmp_path / "texts" / name).read_text().splitlines()
             assert [json.loads(line)["text"] for line in lines] == texts
 
@@ -175,4 +184,55 @@ class TestRows:
     def test_another_tokenizer_is_refused(self, sources):
         other = Source("other", model_of("masked_diffusion", "0123456789"), SETTINGS[0])
         with pytest.raises(ValueError, match="other has another tokenizer than teacher"):
-            compare_texts([sources[0], other], model_of("causal"), "judge", length=LENGTH)
+            compare_texts(
+                [sources[0], other], model_of("causal"), "judge", length=LENGTH, samples=1
+            )
+
+
+class TestCommand:
+    @pytest.fixture
+    def options(self, tmp_path, monkeypatch):
+        """A denoiser and a causal model, which is the judge too, with a small table."""
+        denoiser, causal = (
+            lettered(tmp_path / family, family) for family in ("masked_diffusion", "causal")
+        )
+        monkeypatch.setattr(Model, "network", property(lambda self: LETTERED[self.family]))
+        monkeypatch.setattr(command, "STEPS", ("masked --steps 1", "masked --steps 64"))
+        monkeypatch.setattr(command, "TEMPERED", ("masked --steps 64 --temperature 0",))
+        (tmp_path / "real.txt").write_text("abc def ghi " * 90)
+        return Options((denoiser, causal), causal, tmp_path / "real.txt", samples=3)
+
+    def test_rows_and_texts(self, options, tmp_path, capsys):
+        path, texts = tmp_path / "rows.json", tmp_path / "texts"
+        command.main(dataclasses.replace(options, json=str(path), texts=texts))
+        rows = strict(path.read_text())
+        assert [row["model"] for row in rows] == ["masked_diffusion"] * 3 + ["causal", "real text"]
+        assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
+        assert {row["length"] for row in rows} == {15}, (
+            "begin-of-text takes a position of the causal model"
+        )
+        assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
+        assert sorted(file.name for file in texts.iterdir()) == [row["texts"] for row in rows]
+        with pytest.raises(ValueError, match="--texts names a new folder"):
+            command.main(dataclasses.replace(options, texts=texts))
+
+    def test_the_table(self, options, capsys):
+        command.main(dataclasses.replace(options, length=8))
+        out = capsys.readouterr().out
+        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
+        for word in (
+            "real text",
+            "4-grams",
+            "reverse",
+            "Seconds: in batches",
+            "after begin-of-text",
+        ):
+            assert word in out
+
+
+def test_every_row_of_the_table_samples():
+    families = {"first": "masked_diffusion", "second": "masked_diffusion", "other": "causal"}
+    sources = sources_of({name: model_of(family) for name, family in families.items()})
+    labels = [(source.name, source.setting.name, source.setting.label()) for source in sources]
+    assert len(labels) == len(set(labels)) == 10 + 6 + 1
+    assert all(source.setting.sampled for source in sources)

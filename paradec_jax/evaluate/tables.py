@@ -1,0 +1,69 @@
+"""The rows of `paradec compare`: settings that suit the bundled models, by family."""
+
+import dataclasses
+
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.families import choose
+
+WAVE = "wavefront --momentum 0 --inner-recurrence"
+# As command lines name them, the baseline with a star after it.
+ROWS = {
+    "recurrent_depth": f"""
+        autoregressive --recurrence 1
+        autoregressive --recurrence 2
+        autoregressive --recurrence 4
+        autoregressive --recurrence 16 *
+        adaptive --exit-threshold 0.2
+        speculative --recurrence 4 --draft-recurrence 1 --lookahead 4
+        jacobi --block 8 --recurrence 1
+        jacobi --block 8 --recurrence 1 --running
+        {WAVE} 16 --window 1 --exit-threshold inf
+        {WAVE} 1 --window 8 --headway 8 --no-warm-start --prefill-recurrence 1 --exit-threshold inf
+        {WAVE} 1 --window 2 --prefill-recurrence 4 --exit-threshold 0.4
+        {WAVE} 1 --window 3 --prefill-recurrence 4 --exit-threshold 0.1
+    """,
+    "causal": """
+        autoregressive *
+        prompt_lookup
+        lookahead
+        jacobi --block 16
+        jacobi --block 16 --pool 4
+        multiblock --block 16 --pool 4 --spawn 0.5
+        multiblock --block 16 --candidates 4 --spawn 0
+        jacobi --block 8 --running
+        jacobi --block 16 --running
+        jacobi --block 16 --running --candidates 2
+    """,
+    "masked_diffusion": """
+        strided --steps 64
+        masked --steps 64 *
+    """,
+    "block_diffusion": """
+        block --rule static *
+        block --rule static --no-fuse-store --no-fuse-prompt
+        block --rule static --steps 4
+        block --rule entropy
+        block --rule factor
+        block --rule threshold
+        residual_speculative --rule static --head zero
+        residual_speculative --rule static
+        residual_speculative --head zero
+        residual_speculative
+        residual --rule static --head zero
+        residual --rule static
+        residual --head zero
+        residual
+        block
+    """,
+}
+
+
+def _row(family: str, words: str) -> Setting:
+    setting = choose(family, words.rstrip(" *"))
+    return dataclasses.replace(setting, baseline=words.endswith("*"))
+
+
+TABLES = {
+    family: tuple(_row(family, words) for words in rows.strip().splitlines())
+    for family, rows in ROWS.items()
+}
