@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from paradec_jax.config.bounds import check_number, check_words
-from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share
 from paradec_jax.data.trajectories import Generation, Trajectories
 
 MAX_TOKENS = 20_480  # longest packed sequence, as released
@@ -82,7 +82,9 @@ class Selection:
         )
 
 
-def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
+def worth_training(
+    generations: Iterable[Generation], *, stop: tuple[int, ...] = ()
+) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
     A generation is dropped if its packed sequence P + 2 T n is longer than `MAX_TOKENS`, if it
@@ -108,8 +110,8 @@ class PairBucket(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PairBatchMaker:
-    """Makes batch i, a pure function of the fields and i. See `pair_batches`."""
+class PairBatchMaker(Maker):
+    """Makes the batches of `pair_batches`."""
 
     trajectories: Trajectories
     seed: int
@@ -193,12 +195,7 @@ class PairBatchMaker:
             shuffled, range(part * rows, (part + 1) * rows), mode="wrap"
         )
 
-    def __call__(self, index: int) -> Batch:
-        """Batch `index`; see `pair_batches`."""
-        return self.part(index, whole).rows
-
     def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`."""
         bucket, items = self.plan(index)
         pairs, rows = [], range(*share(len(items)))
         for row in rows:
@@ -256,7 +253,7 @@ def pair_batches(
       trajectories: the stored generations.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       batch_tokens: positions of a batch, both copies and padding included.
-      indices: generations to use, such as those of `kept`, at least one.
+      indices: generations to use, such as those of `worth_training`, at least one.
       selection: which noisy iterate a block gets; that of the released data by default.
       alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it)
         instead of a generation with all of its blocks.

@@ -17,7 +17,7 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.timing import Case, planned_bytes
 from paradec_jax.generate import BUCKET
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.job import Job
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.store.model import Model
 from paradec_jax.text.chat import as_prompts
@@ -115,9 +115,8 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[
     `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for
     their answers.
     """
-    assert job.held_out is not None
     first = model is job.model and jax.process_index() == 0
-    held_out, model = job.held_out, here(model)
+    held_out, model = job.measured, here(model)
     new_tokens = min(
         max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST
     )
@@ -127,9 +126,21 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[
         if first:
             print(f"tokens a call are not measured: {error}")
         return {}
-    (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
-    equal = np.mean([one == other for one, other in zip(found, wanted, strict=True)])
-    return {"tokens a call": sum(map(len, found)) / calls, "equal to one by one": float(equal)}
+    fast, (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
+    return gain(*fast, wanted)
+
+
+def gain(
+    texts: list[list[int]], calls: int, wanted: list[list[int]], name: str = ""
+) -> dict[str, float]:
+    """Tokens a call of answers, and the share of them that are as wanted, under keys that end in
+    `name`.
+    """
+    equal = np.mean([one == other for one, other in zip(texts, wanted, strict=True)])
+    return {
+        f"tokens a call{name}": sum(map(len, texts)) / calls,
+        f"equal to one by one{name}": float(equal),
+    }
 
 
 def here(model: Any) -> Any:

@@ -10,24 +10,23 @@ section 3).
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.answers import speed
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.store.model import Model
 
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 
 
 @dataclasses.dataclass(frozen=True)
-class Recurrent(Ranged):
+class Recurrent(Training):
     """Trains a recurrent-depth model at random depth: each update draws its number of recurrences.
 
     Attributes:
@@ -45,7 +44,7 @@ class Recurrent(Ranged):
     backprop_depth: int | None = None
     chunk: int | None = 256
 
-    families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
+    families = ("recurrent_depth",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

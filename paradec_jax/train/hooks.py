@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from paradec_jax.io import atomic_write_text
 from paradec_jax.objective import Metrics
-from paradec_jax.train.loop import Hook, Run
+from paradec_jax.train.loop import Call, Hook
 from paradec_jax.train.processes import all_or_none
 from paradec_jax.train.step import TrainState
 
@@ -148,12 +148,12 @@ def truncate(path: Path, step: int) -> None:
         raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with contextlib.suppress(Exception):
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    atomic_write_text(path, "".join(kept))
+                lines.append(line + "\n")
+    atomic_write_text(path, "".join(lines))
 
 
 class Evaluate(Hook):
@@ -193,7 +193,7 @@ class Preempt(Hook):
         self._noticed = self._together = False
         self._former: dict[int, Any] = {}
 
-    def begin(self, run: Run, state: TrainState) -> TrainState:
+    def begin(self, run: Call, state: TrainState) -> TrainState:
         self._together, self._noticed = jax.distributed.is_initialized(), False
         for number in (signal.SIGINT,) if self._together else SIGNALS:
             # None is a handler that Python does not know; a background job of a shell is to ignore

@@ -1,0 +1,109 @@
+"""Parameters before, while and after they train: their precision, which of them train, averages,
+blends.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paradec_jax.objective import Objective, Sums
+from paradec_jax.sharding.processes import gathered
+from paradec_jax.store.lora import SCALE, merge
+from paradec_jax.store.model import Model
+from paradec_jax.train import TrainState
+
+Params = Mapping[str, Any]
+DTYPES = {  # of activations and of parameters
+    "float32": ("float32", "float32"),
+    "mixed": ("bfloat16", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+}
+
+
+def in_training(model: Model, precision: str, remat: str) -> Model:
+    """The model in the precision of training.
+
+    Args:
+      model: a model as it was read.
+      precision: a name of `DTYPES`.
+      remat: what a backward pass computes anew.
+    """
+    dtype, param_dtype = DTYPES[precision]
+    config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=remat)
+    params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
+    # Head and decoder suit the model as it was.
+    return dataclasses.replace(model, config=config, params=params, head=None, decoder=None)
+
+
+def as_read(part: Any, config: Any) -> Any:
+    """A trained model or head in the precision of `config`, with whole parameters in each process."""
+    kinds = {name: getattr(config, name) for name in ("dtype", "param_dtype", "remat")}
+    params = gathered(jax.tree.map(lambda x: x.astype(config.param_dtype), part.params))
+    return dataclasses.replace(
+        part, config=dataclasses.replace(part.config, **kinds), params=params
+    )
+
+
+def split(model: Any, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters that train, and those that stay: below the upper layers, and of the vocabulary.
+
+    Args:
+      model: a model, or a residual head where all of it trains.
+      share: share of the layers that train, the upper ones, at least one of them.
+
+    Raises:
+      ValueError: a share below 1 of a model whose layers are not in one row.
+    """
+    params = dict(model.params)
+    if share == 1:
+        return params, {}
+    count = getattr(model.config, "layers", 0)
+    if not count:
+        raise ValueError(
+            f"layers are no option of a model of {model.family}, whose layers are not in one row"
+        )
+    upper = {f"layer_{i}" for i in range(count - max(round(share * count), 1), count)}
+    trained = {n: params.pop(n) for n in [*params] if n in upper or n.startswith("final")}
+    return trained, params
+
+
+def join(trained: Params, fixed: Params) -> dict[str, Any]:
+    """All parameters, of those that train and those that stay."""
+    return {**fixed, **trained}
+
+
+def adapted(adapter: Params, fixed: Params) -> dict[str, Any]:
+    """All parameters, of an adapter that trains and whole parameters that stay."""
+    return merge(fixed, adapter, SCALE)
+
+
+def joined(loss: Objective, join: Callable[[Params, Params], dict[str, Any]]) -> Objective:
+    """A loss of whole parameters as one of those that train.
+
+    Its second argument is {"kept": the parameters that stay, "given": what the loss is given}.
+    """
+
+    def sums(trained: Params, frozen: Any, batch: Any, key: jax.Array) -> Sums:
+        return loss.sums(join(trained, frozen["kept"]), frozen["given"], batch, key)
+
+    return Objective(sums, loss.value)
+
+
+def averaged(state: TrainState) -> Any:
+    """The average of a state in the types of its parameters; the parameters where it has none."""
+    if state.ema is None:
+        return state.params
+    return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
+
+
+def blended(base: Any, trained: Any, share: float) -> Any:
+    """base + share (trained - base), in float32 before it is rounded; what the base lacks is as
+    trained (Wortsman et al., 2022, arXiv 2109.01903).
+    """
+    if isinstance(trained, Mapping):
+        return {name: blended(base.get(name, x), x, share) for name, x in trained.items()}
+    mean = (1 - share) * base.astype(jnp.float32) + share * trained.astype(jnp.float32)
+    return mean.astype(trained.dtype)
