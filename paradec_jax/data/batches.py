@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share
+from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.jsonl import Examples
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
@@ -59,8 +59,7 @@ class BatchMaker(Maker):
     @functools.lru_cache(maxsize=2)  # noqa: B019
     def plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Bucket and rows of each batch of an epoch."""
-        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, epoch]))
-        plan = []
+        rng, plan = generator(self.seed, epoch), []
         for bucket in self.buckets:
             rows = rng.permutation(len(bucket.bounds) - 1)
             plan += [(bucket, some) for some in np.array_split(rows, bucket.batches)]

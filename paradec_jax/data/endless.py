@@ -37,6 +37,11 @@ def whole(count: int) -> tuple[int, int]:
     return 0, count
 
 
+def generator(seed: int, *numbers: int) -> np.random.Generator:
+    """Draws of a seed for what the numbers name, such as a batch, whatever was drawn before."""
+    return np.random.Generator(np.random.Philox([seed % 2**64, *numbers]))
+
+
 class Maker:
     """Makes batch i, a pure function of its fields and i, whole or some rows of it."""
 

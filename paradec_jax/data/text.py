@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Batch, Maker, Part, Share
+from paradec_jax.data.endless import Batch, Maker, Part, Share, generator
 from paradec_jax.io import json_lines
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -180,9 +180,9 @@ class WindowMaker(Maker):
 
     def part(self, index: int, share: Share) -> Part:
         """Rows of batch `index`: {"tokens", "weights"} or, with `bos` set, "targets" too, each [B, L]."""
-        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, index]))
         first, last = share(self.rows)
-        starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)[first:last]
+        most = len(self.ids) - self.length
+        starts = generator(self.seed, index).integers(0, most + 1, self.rows)[first:last]
         at = starts[:, None] + np.arange(self.length)
         rows, weights = self.ids[at], np.ones(at.shape, np.float32)
         batch: Batch = {"tokens": rows, "weights": weights}

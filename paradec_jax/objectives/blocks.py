@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -25,6 +25,7 @@ from paradec_jax.models import batch_flops
 from paradec_jax.noise import BlockNoise
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import speed
+from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.store.model import Model
 from paradec_jax.text.chat import conversation
@@ -91,14 +92,11 @@ class Blocks(Training):
             raise ValueError(f"{name} has sliding windows, which no model of blocks has")
         usual = (BLOCK,) if causal else (config.block, *(config.blocks or ()))
         blocks = self.blocks or tuple(dict.fromkeys(usual))
-        shape = {
-            field.name: getattr(config, field.name)
-            for field in dataclasses.fields(TransformerConfig)
-        }
+        names = [field.name for field in dataclasses.fields(TransformerConfig)]
+        shape = {name: getattr(config, name) for name in names}
         shape |= {"layers": config.layers + self.look_back, "block": blocks[0]}
-        config = BlockDiffusionConfig(
-            **shape, blocks=tuple(sorted({*blocks})) if len({*blocks}) > 1 else None
-        )
+        several = tuple(sorted({*blocks})) if len({*blocks}) > 1 else None
+        config = BlockDiffusionConfig(**shape, blocks=several)
         params = dict(model.params)
         if self.look_back:
             key = jax.random.fold_in(job.run.key, 0)
@@ -106,9 +104,8 @@ class Blocks(Training):
         mask = self.unused(job) if causal else model.token_spec.mask
         alignment = self.alignment or model.token_spec.alignment
         spec = dataclasses.replace(model.token_spec, mask=mask, alignment=alignment)
-        return dataclasses.replace(
-            model, config=config, params=params, token_spec=spec, head=None
-        ), blocks
+        parts: dict[str, Any] = {"config": config, "params": params, "token_spec": spec}
+        return dataclasses.replace(model, **parts, head=None), blocks
 
     def unused(self, job: Job) -> int:
         """Id of the mask: of the option, else a row of the embedding or a special token that
@@ -125,14 +122,10 @@ class Blocks(Training):
             asked = {"role": "user", "content": "?"}
             for role in ("system", "assistant", "tool"):
                 with contextlib.suppress(ValueError):  # of a role that the template refuses
-                    used.update(
-                        words.encode(conversation(job.model, [asked, {**asked, "role": role}]))
-                    )
-        rows, special = (
-            range(words.vocab_size, size),
-            filter(words.is_special, reversed(range(words.vocab_size))),
-        )
-        candidates: Any = itertools.chain(rows, special)
+                    talk = conversation(job.model, [asked, {**asked, "role": role}])
+                    used.update(words.encode(talk))
+        special = filter(words.is_special, reversed(range(words.vocab_size)))
+        candidates: Iterable[int] = itertools.chain(range(words.vocab_size, size), special)
         if self.mask is not None:
             given = int(self.mask) if self.mask.isdecimal() else words.id_of(self.mask)
             candidates = [] if given is None or given >= size else [given]
@@ -142,11 +135,7 @@ class Blocks(Training):
                 f"mask must be a token that neither {job.run.model} nor its chat template nor the data use, "
                 f"not {self.mask}"
             )
-        if jax.process_index() == 0:
-            print(
-                f"the mask is token {mask} ({words.token_text(mask) or 'which has no text'})",
-                flush=True,
-            )
+        say(f"the mask is token {mask} ({words.token_text(mask) or 'which has no text'})")
         return mask
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
@@ -168,10 +157,8 @@ def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]
     """The parameters with `layer` below their layers; its branches add zero, so that it passes
     everything through.
     """
-    moved = {}
-    for name, tree in params.items():
-        part, _, number = name.partition("layer_")
-        moved[name if part else f"layer_{int(number) + 1}"] = tree
+    names = {f"layer_{i}": f"layer_{i + 1}" for i in range(len(params))}
+    moved = {names.get(name, name): tree for name, tree in params.items()}
     attention, mlp = dict(layer["attention"]), dict(layer["mlp"])
     attention["out"], mlp["down"] = jnp.zeros_like(attention["out"]), jnp.zeros_like(mlp["down"])
     return moved | {"layer_0": dict(layer) | {"attention": attention, "mlp": mlp}}

@@ -112,6 +112,12 @@ def name_of(model: str) -> str:
     return f"{'-'.join(place.parts[-2:])}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
 
 
+def say(text: str) -> None:
+    """Prints a line, once whatever the number of processes."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
 def by_first(what: str, work: Callable[[], Any]) -> None:
     """Work that process 0 does alone while the others wait; `what` is a name that a run uses once.
 

@@ -30,7 +30,7 @@ from paradec_jax.io import atomic_write_text, hold
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
 from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, ending, gain, here
-from paradec_jax.objectives.folder import by_first
+from paradec_jax.objectives.folder import by_first, say
 from paradec_jax.objectives.job import Job, Stopped, Training
 from paradec_jax.objectives.options import Bare
 from paradec_jax.store.model import Model
@@ -96,10 +96,8 @@ class Jacobi(Training):
         for which, block in enumerate(self.block):
             answered = self.collected(job, model, which, block)
             indices = worth_training(answered, stop=ending(model).stop)
-            if jax.process_index() == 0:
-                print(
-                    f"round {which}: {len(indices)} answers to {len(answered.decoded)} prompts to learn from"
-                )
+            count = f"{len(indices)} answers to {len(answered.decoded)} prompts"
+            say(f"round {which}: {count} to learn from")
             data, updates = self.data(job, answered, indices, job.run.seed + which)
             teacher = dict(model.params) if self.rules.teacher == "frozen" else None
             loss = self.objective(model)
@@ -114,40 +112,31 @@ class Jacobi(Training):
           Stopped: the time of the call is over before the collection is.
         """
         folder = job.folder / f"round-{which}" / "trajectories"
-        done = (
-            folder.parent / "collected"
-        )  # nothing is added to what a training may have begun with
+        done = folder.parent / "collected"
         model, seed = here(model), job.run.seed + which
+        room = self.new_tokens, max(self.block)
 
+        @hold(folder.parent)
         def work() -> None:
-            settings = {
-                "examples": job.examples.digest,
-                "new_tokens": self.new_tokens,
-                "seed": seed,
-            }
-            ids, prompts = asked(
-                job.examples, model, seed, self.problems, self.new_tokens, max(self.block)
-            )
-            claim(folder, block, settings | {"model": sum(checksums(model.params))})
+            if done.exists():  # nothing is added to what a training may have begun with
+                return
+            settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens}
+            settings |= {"seed": seed, "model": sum(checksums(model.params))}
+            claim(folder, block, settings)
+            ids, prompts = asked(job.examples, model, seed, self.problems, *room)
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
                 if time.monotonic() > job.until:
-                    print(
-                        "the minutes are over before all answers are there: the same command goes on"
-                    )
+                    over = "the minutes are over before all answers are there"
+                    say(f"{over}: the same command goes on")
                     return
                 of = ids[np.resize(batch, request.batch)].tolist()
                 items = collect(case.decoder, case.params, request, of)
                 append(folder, items[: len(batch)])
             atomic_write_text(done, "")
 
-        def alone() -> None:
-            if not done.exists():
-                with hold(folder.parent):
-                    work()
-
-        by_first(f"trajectories {which}", alone)
+        by_first(f"trajectories {which}", work)
         if not done.exists():
             raise Stopped(0)
         return Trajectories(folder)
@@ -159,10 +148,14 @@ class Jacobi(Training):
         a round has.
         """
         again = round(self.rehearse * job.run.batch_tokens)
-        options: dict[str, Any] = {"multiple": job.multiple, "alone": self.cllm, "indices": indices}
-        options |= {"selection": Selection(self.order, self.rules.window)}
         pairs = pair_batches(
-            answered, seed=seed, batch_tokens=job.run.batch_tokens - again, **options
+            answered,
+            seed=seed,
+            batch_tokens=job.run.batch_tokens - again,
+            indices=indices,
+            selection=Selection(self.order, self.rules.window),
+            alone=self.cllm,
+            multiple=job.multiple,
         )
         if not self.rehearse:
             return pairs, job.updates(pairs)
@@ -177,9 +170,8 @@ class Jacobi(Training):
         """The loss of a round, whose second argument is its teacher."""
         network, rules, spec = model.network, self.rules, ending(model)
         loss = consistency_loss(network, spec, rules, chunk=self.chunk)
-        if (
-            self.cllm
-        ):  # without stop tokens, after which it reads no prompt: turns of a chat end in them
+        if self.cllm:
+            # Without stop tokens, after which it reads no prompt: turns of a chat end in them.
             spec = dataclasses.replace(spec, stop=())
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
@@ -198,8 +190,8 @@ class Jacobi(Training):
             loss = next_token_loss(model.network, chunk=self.chunk)
             numbers["nats a token"] = job.means(loss, model)["loss"]
         model, start, n = here(model), here(job.model), self.block[-1]
-        options = self.new_tokens, max(self.block)
-        _, prompts = asked(job.measured, model, job.run.seed, MEASURED, *options)
+        room = self.new_tokens, max(self.block)
+        _, prompts = asked(job.measured, model, job.run.seed, MEASURED, *room)
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
         texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
         spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]

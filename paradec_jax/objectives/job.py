@@ -16,7 +16,8 @@ from paradec_jax.data.jsonl import Examples
 from paradec_jax.families import matrix_axes
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
-from paradec_jax.objectives.hooks import Forecast, Limit
+from paradec_jax.objectives.folder import say
+from paradec_jax.objectives.hooks import Limit
 from paradec_jax.objectives.options import Run
 from paradec_jax.objectives.weights import adapted, averaged, join, joined, split
 from paradec_jax.sharding.batches import batch_on
@@ -87,9 +88,8 @@ class Job:
 
     def batches(self, examples: Examples, **options: Any) -> Endless:
         """Batches of examples as the run wants them, but for `options` of `example_batches`."""
-        usual: dict[str, Any] = {
-            name: getattr(self.run, name) for name in ("seed", "packed", "batch_tokens")
-        }
+        run = self.run
+        usual = {"seed": run.seed, "packed": run.packed, "batch_tokens": run.batch_tokens}
         usual |= {"multiple": self.multiple, "length": self.length}
         return example_batches(examples, **usual | options)
 
@@ -135,7 +135,7 @@ class Job:
         updates = updates or self.updates(data)
         trained, fixed, whole = self.parameters(model)
         if fixed:
-            loss, frozen, flops = joined(loss, whole), {"kept": fixed, "given": frozen}, None
+            loss, frozen, flops = joined(loss, whole), {"fixed": fixed, "frozen": frozen}, None
         optimizer = run.optimizer_for(model.config, updates)
         state = TrainState.create(
             trained,
@@ -148,15 +148,12 @@ class Job:
         options: Any = {"rounds": rounds, "ema_decay": run.ema, "accumulate": run.accumulate}
         step = make_train_step(loss, optimizer, frozen=frozen, **options)
         saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
-        hooks = [Log(folder, every=20, flops=flops), Forecast(), *hooks, saves]
-        hooks += [Limit(self.until), Preempt()]
+        log = Log(folder, every=20, flops=flops)
+        hooks = [log, *hooks, saves, Limit(self.until), Preempt()]
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
         if (done := int(state.step)) < updates:
-            if jax.process_index() == 0:
-                over = (
-                    f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
-                )
-                print(f"{over}: the same command goes on from there", flush=True)
+            over = f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
+            say(f"{over}: the same command goes on from there")
             raise Stopped(0)
         after = averaged(state)
         if run.lora is not None:

@@ -55,8 +55,8 @@ class Recurrent(Training):
         """One part: as many updates as the run has."""
         network, data = job.model.network, job.batches(job.examples)
         updates = job.updates(data)
-        last = network.config.mean_recurrence if self.mean is None else self.mean
-        first = last if self.first_mean is None else self.first_mean
+        last = self.mean or network.config.mean_recurrence
+        first = self.first_mean or last
 
         def mean(step: jax.Array) -> jax.Array:
             return jnp.float32(first + step / updates * (last - first))

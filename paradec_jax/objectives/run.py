@@ -1,6 +1,7 @@
 """What a run does from its options to its model: `train`."""
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -18,14 +19,31 @@ from paradec_jax.io import atomic_write_text, json_lines
 from paradec_jax.objectives.folder import by_first, claim, name_of
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Run
-from paradec_jax.objectives.weights import as_read, blended, in_training
+from paradec_jax.objectives.weights import blended, cast
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.store.lora import SCALE
 from paradec_jax.store.model import Model
 
 # Options that may differ between calls of one run.
-MAY_DIFFER = {"out", "held_out", "blend", "base", "minutes", "checkpoint_every"}
-MAY_DIFFER |= {"allow", "cluster", "rows"}
+MAY_DIFFER = {
+    "out",
+    "held_out",
+    "blend",
+    "base",
+    "minutes",
+    "checkpoint_every",
+    "allow",
+    "cluster",
+    "rows",
+}
+
+
+# Of activations and of parameters while they train.
+DTYPES = {
+    "float32": ("float32", "float32"),
+    "mixed": ("bfloat16", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+}
 
 
 def train(objective: Training, run: Run) -> None:
@@ -86,17 +104,23 @@ def start_of(objective: Training, run: Run, mesh: jax.sharding.Mesh | None) -> t
             f"{type(objective).__name__.lower()} trains models of family "
             f"{' and '.join(objective.families)}, and {run.model} is of {stored.family}"
         )
-    config, model = stored.config, in_training(stored, run.precision, run.remat)
+    config, model = stored.config, in_training(stored, run)
     del stored
     base_of(run, model, mesh)  # refused before anything is trained
     return model, config
+
+
+def in_training(model: Model, run: Run) -> Model:
+    """The model in the precision of training, without head and decoder, which suit it as it was."""
+    model = cast(model, *DTYPES[run.precision], run.remat)
+    return dataclasses.replace(model, head=None, decoder=None)
 
 
 def base_of(run: Run, model: Model, mesh: jax.sharding.Mesh | None) -> Model:
     """The model that the trained one is blended with. Raises ValueError for one of another shape."""
     if run.base is None:
         return model
-    base = in_training(store.load(run.base, mesh=mesh), run.precision, run.remat)
+    base = in_training(store.load(run.base, mesh=mesh), run)
     if base.config != model.config:
         raise ValueError(
             f"base must be a model of one shape with {run.model}, which {run.base} is not"
@@ -113,36 +137,42 @@ def data_of(
       ValueError, OSError: a file that cannot be used, or more parts of an update than rows.
     """
     length = run.row_length(model)
-    options: dict[str, Any] = {"long": run.long, "skip_bad": run.skip_bad}
-    options |= {"prompts": objective.prompts, "folder": folder / "data"}
-    options["length"] = sys.maxsize if objective.windows else length
-
-    def read(source: str) -> Examples:
-        return read_examples(source, model, **options)
-
+    read = functools.partial(
+        read_examples,
+        model=model,
+        folder=folder / "data",
+        length=sys.maxsize if objective.windows else length,
+        long=run.long,
+        skip_bad=run.skip_bad,
+        prompts=objective.prompts,
+    )
     sources = [source for source in (run.data, run.held_out) if source is not None]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
-    examples, held_out = read(run.data), read(run.held_out) if run.held_out is not None else None
+    examples, *held_out = map(read, sources)
     rows = run.batch_tokens // min(np.diff(examples.starts).max(), length)
     check_number("accumulate", run.accumulate, 1, max(rows, 1))  # a row at least in each part
-    return examples, held_out
+    return examples, held_out[0] if held_out else None
 
 
 def write_model(job: Job, trained: Model) -> None:
     """Writes FOLDER/model in the precision in which the model was read, and with LoRA
     FOLDER/adapter.
     """
-    model, run = as_read(trained, job.config), job.run
-    if trained.head is not None:
-        model = dataclasses.replace(model, head=as_read(trained.head, job.config))
+    config, run, folder = job.config, job.run, job.folder
+
+    def as_read(part: Any) -> Any:
+        part = cast(part, config.dtype, config.param_dtype, config.remat)
+        return dataclasses.replace(part, params=gathered(part.params))
+
+    head = None if trained.head is None else as_read(trained.head)
+    model = dataclasses.replace(as_read(trained), head=head)
     if job.adapters:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 
         adapter, scale = gathered(job.adapters[-1][0]), run.blend * SCALE
-        place = job.folder / "adapter"
-        by_first("adapter", lambda: write(place, job.config, adapter, scale, run.model, job.mark))
-    place = job.folder / "model"
-    by_first("model", lambda: store.save(place, model, overwrite=True, run=job.mark))
+        args = folder / "adapter", config, adapter, scale, run.model, job.mark
+        by_first("adapter", lambda: write(*args))
+    by_first("model", lambda: store.save(folder / "model", model, overwrite=True, run=job.mark))
 
 
 def write_worth(objective: Training, job: Job, trained: Model) -> None:

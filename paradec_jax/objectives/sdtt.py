@@ -28,6 +28,7 @@ from paradec_jax.objectives.folder import by_first
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.masked import windows
 from paradec_jax.objectives.options import Bare
+from paradec_jax.objectives.weights import averaged
 from paradec_jax.store.model import Model
 from paradec_jax.train import Evaluate, Rounds, TrainState
 
@@ -81,9 +82,8 @@ class Sdtt(Training):
         data = windows(job, job.examples)
         each = job.updates(data)
 
-        def keep(
-            state: TrainState,
-        ) -> Mapping[str, float]:  # before the checkpoint: no kill can lose it
+        def keep(state: TrainState) -> Mapping[str, float]:
+            # Before the checkpoint: no kill can lose it.
             which = (int(state.step) - 1) // each
             student = here(dataclasses.replace(model, params=averaged(state)))
             place = job.folder / f"round-{which}" / "model"

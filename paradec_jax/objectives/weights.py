@@ -10,41 +10,23 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.objective import Objective, Sums
-from paradec_jax.sharding.processes import gathered
 from paradec_jax.store.lora import SCALE, merge
-from paradec_jax.store.model import Model
 from paradec_jax.train import TrainState
 
 Params = Mapping[str, Any]
-DTYPES = {  # of activations and of parameters
-    "float32": ("float32", "float32"),
-    "mixed": ("bfloat16", "float32"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-}
 
 
-def in_training(model: Model, precision: str, remat: str) -> Model:
-    """The model in the precision of training.
+def cast(part: Any, dtype: str, param_dtype: str, remat: str) -> Any:
+    """A model or head in another precision.
 
     Args:
-      model: a model as it was read.
-      precision: a name of `DTYPES`.
+      part: the model or head.
+      dtype, param_dtype: types of activations and of parameters.
       remat: what a backward pass computes anew.
     """
-    dtype, param_dtype = DTYPES[precision]
-    config = dataclasses.replace(model.config, dtype=dtype, param_dtype=param_dtype, remat=remat)
-    params = jax.tree.map(lambda x: x.astype(param_dtype), dict(model.params))
-    # Head and decoder suit the model as it was.
-    return dataclasses.replace(model, config=config, params=params, head=None, decoder=None)
-
-
-def as_read(part: Any, config: Any) -> Any:
-    """A trained model or head in the precision of `config`, with whole parameters in each process."""
-    kinds = {name: getattr(config, name) for name in ("dtype", "param_dtype", "remat")}
-    params = gathered(jax.tree.map(lambda x: x.astype(config.param_dtype), part.params))
-    return dataclasses.replace(
-        part, config=dataclasses.replace(part.config, **kinds), params=params
-    )
+    config = dataclasses.replace(part.config, dtype=dtype, param_dtype=param_dtype, remat=remat)
+    params = jax.tree.map(lambda x: x.astype(param_dtype), dict(part.params))
+    return dataclasses.replace(part, config=config, params=params)
 
 
 def split(model: Any, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,11 +65,11 @@ def adapted(adapter: Params, fixed: Params) -> dict[str, Any]:
 def joined(loss: Objective, join: Callable[[Params, Params], dict[str, Any]]) -> Objective:
     """A loss of whole parameters as one of those that train.
 
-    Its second argument is {"kept": the parameters that stay, "given": what the loss is given}.
+    Its second argument is {"fixed": the parameters that stay, "frozen": that of the loss}.
     """
 
     def sums(trained: Params, frozen: Any, batch: Any, key: jax.Array) -> Sums:
-        return loss.sums(join(trained, frozen["kept"]), frozen["given"], batch, key)
+        return loss.sums(join(trained, frozen["fixed"]), frozen["frozen"], batch, key)
 
     return Objective(sums, loss.value)
 

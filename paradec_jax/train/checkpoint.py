@@ -23,6 +23,8 @@ from paradec_jax.train.loop import Call, Hook
 from paradec_jax.train.processes import PeerLost, all_or_none, check_same
 from paradec_jax.train.step import TrainState
 
+NEWEST = 2  # checkpoints that stay
+
 
 class SaveFailed(OSError):
     """A checkpoint could not be written, for want of room as a rule; those before it stay."""
@@ -44,18 +46,16 @@ class Checkpoint(Hook):
     Args:
       folder: folder of the run, on a local or mounted file system that all processes share; made if
         missing.
-      every, keep: updates between checkpoints, and how many of these are kept.
+      every: updates between checkpoints, of which the `NEWEST` stay.
       allow: names of `identity.NAMES`, the parts in which the call may differ from the run that it
         goes on with.
     """
 
     _hook: Any = None  # for errors that nobody can catch, before the first one
 
-    def __init__(
-        self, folder: str | Path, *, every: int = 1000, keep: int = 2, allow: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: str | Path, *, every: int = 1000, allow: Sequence[str] = ()) -> None:
         check_allowed(allow)
-        self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
+        self.folder, self.every = Path(folder).resolve(), every
         self.allow, self._places = tuple(allow), self.folder / "checkpoints"
         self._manager: Any = None
         self._held = contextlib.ExitStack()
@@ -84,7 +84,9 @@ class Checkpoint(Hook):
             if primary:
                 mesh = None if run.mesh is None else dict(run.mesh.shape)
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
-                text = json.dumps({"recipe": run.identity, "computed": [*computed, here]}, indent=2)
+                text = json.dumps(
+                    {"identity": run.identity, "computed": [*computed, here]}, indent=2
+                )
                 atomic_write_text(self.folder / "run.json", text + "\n")
         # Where it cannot write, it says so at length, and the error below once. Callbacks come
         # after the close too.
@@ -97,7 +99,7 @@ class Checkpoint(Hook):
                 logging.getLogger(name).addFilter(
                     lambda line: "orbax" not in f"{line.pathname} {line.msg}"
                 )
-        options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=NEWEST, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(
             self._places, options=options, item_names=("state", "run")
         )
@@ -227,17 +229,17 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
     }
 
 
-def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
+def compare(folder: Path, identity: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
     """Where the run of a folder was computed so far; raises ValueError where it is another run."""
-    found = read_object(folder / "run.json")
-    if not {"recipe", "computed"} <= found.keys():
+    begun = read_object(folder / "run.json")
+    if not {"identity", "computed"} <= begun.keys():
         raise ValueError(
             f"{folder}/run.json is broken or of an earlier version: choose another folder"
         )
-    before = found["recipe"]
-    names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
+    before = begun["identity"]
+    names = [name for name in identity if before.get(name) != identity[name] and name not in allow]
     if names:
-        others = ", ".join(difference(name, before.get(name), recipe[name]) for name in names)
+        others = ", ".join(difference(name, before.get(name), identity[name]) for name in names)
         then = f"choose another folder, or go on with allow={(*allow, *names)}"
         raise ValueError(one_sentence(f"{folder} was begun with other {others}: {then}"))
-    return found["computed"]
+    return begun["computed"]

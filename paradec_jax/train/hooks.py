@@ -42,7 +42,6 @@ class Log(Hook):
       every: updates between lines.
       flops: operations of an update by the shapes of its batch and its metrics, such as
         `models.batch_flops`; lines then have `flops_per_s`.
-      show: whether lines are printed too.
     """
 
     def __init__(
@@ -51,14 +50,12 @@ class Log(Hook):
         *,
         every: int = 100,
         flops: Callable[[Any, Mapping[str, float]], float] | None = None,
-        show: bool = True,
     ) -> None:
         self.path = None if folder is None else Path(folder) / "metrics.jsonl"
-        self.every, self.flops, self.show = every, flops, show
+        self.every, self.flops = every, flops
         self._file: TextIO | None = None
-        self._updates: list[
-            tuple[Metrics, Any]
-        ] = []  # with the shapes of the batch, None where it compiled
+        # Metrics of an update, and shapes of its batch; None where it compiled.
+        self._updates: list[tuple[Metrics, Any]] = []
         self._since = self._compile_s = 0.0
 
     def before(self, step: int) -> None:
@@ -83,13 +80,14 @@ class Log(Hook):
             finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()
-        shown = [
-            name for name in values if name in ("loss", "tokens_per_s") or name.startswith("eval/")
-        ]
-        if self.show and shown:
+        shown = "".join(
+            f"  {name} {value:.4g}"
+            for name, value in values.items()
+            if name in ("loss", "tokens_per_s") or name.startswith("eval/")
+        )
+        if shown:
             left = timedelta(seconds=round((self.run.steps - step) * values.get("step_s", 0)))
-            numbers = "  ".join(f"{name} {values[name]:.4g}" for name in shown)
-            print(f"step {step}/{self.run.steps}  {numbers}  ETA {left}", flush=True)
+            print(f"step {step}/{self.run.steps}{shown}  ETA {left}", flush=True)
 
     def close(self) -> None:
         if self._file is not None:
@@ -107,10 +105,7 @@ class Log(Hook):
         updates, self._updates = self._updates, []
         numbers: list[Metrics] = jax.device_get([metrics for metrics, _ in updates])
         names = [name for name in numbers[0] if name != "finite"]
-        line = {
-            name: float(np.mean([m[name] for m in numbers], dtype=np.float64)) for name in names
-        }
-
+        line = {name: float(np.mean([m[name] for m in numbers], dtype=float)) for name in names}
         timed = [
             (shapes, m)
             for (_, shapes), m in zip(updates, numbers, strict=True)

@@ -132,8 +132,8 @@ class Call:
         mesh: jax.sharding.Mesh | None,
     ) -> None:
         for hook in hooks:
-            if min(getattr(hook, name, 1) for name in ("every", "keep")) < 1:
-                raise ValueError(f"every and keep of {type(hook).__name__} must be at least 1")
+            if getattr(hook, "every", 1) < 1:
+                raise ValueError(f"every of {type(hook).__name__} must be at least 1")
         self.step, self.data, self.steps, self.hooks, self.mesh = step, data, steps, hooks, mesh
         self.shapes: Any = None
         self.compiles, self.compile_s = False, 0.0
