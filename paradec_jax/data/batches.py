@@ -48,8 +48,8 @@ class BatchMaker(Maker):
     seed: int
     packed: bool
     buckets: tuple[Bucket, ...]
-    block: int | None = None
-    filler: int = 0
+    block: int | None
+    filler: int
 
     @property
     def batches(self) -> int:
@@ -69,19 +69,15 @@ class BatchMaker(Maker):
         epoch, place = divmod(index, self.batches)
         bucket, rows = self.plan(epoch)[place]
         first, last = share(bucket.rows)
-        names: Any = (
-            ("tokens", "labelled", "positions") if self.block else ("tokens", "targets", "weights")
-        )
-        names += ("positions", "segments") if self.packed and not self.block else ()
-        batch: Batch = {
-            name: np.zeros((last - first, bucket.length), DTYPES.get(name, np.int32))
-            for name in names
-        }
+        names = ["tokens", "targets", "weights"] + ["positions", "segments"] * self.packed
+        if self.block:
+            names = ["tokens", "labelled", "positions"]
+        shape = last - first, bucket.length
+        batch: Batch = {name: np.zeros(shape, DTYPES.get(name, np.int32)) for name in names}
         for i, row in enumerate(rows[first:last]):
             at = 0
-            for number, example in enumerate(
-                bucket.members[bucket.bounds[row] : bucket.bounds[row + 1]], 1
-            ):
+            low, high = bucket.bounds[row : row + 2]
+            for number, example in enumerate(bucket.members[low:high], 1):
                 values = self.values(example, bucket.length - at)
                 size = len(values["tokens"])
                 values |= {"positions": np.arange(size), "segments": number}

@@ -207,11 +207,8 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
     Raises:
       ValueError: a line that cannot be used; the message names the field.
     """
-    spec, words, (kind, content, answer, passed) = (
-        model.token_spec,
-        model.tokenizer,
-        line_of(record),
-    )
+    spec, words = model.token_spec, model.tokenizer
+    kind, content, answer, passed = line_of(record)
     notes = [f'with "{name}" passed over' for name in passed]
     alone, bos, stop = prompts and kind == "prompt" and answer is None, spec.bos, spec.stop[:1]
     texts = [("", content) if kind == "text" else (content, answer or "")]
@@ -227,25 +224,18 @@ def encoded(record: Mapping[str, Any], model: Any, prompts: bool) -> tuple[list[
         )
     rows: list[Row] = [([], [])]
     for before, text in texts:
-        added = words.encode_after(
-            before, text
-        )  # as a model's own words follow a prompt that has been read
+        # As a model's own words follow a prompt that has been read.
+        added = words.encode_after(before, text)
         ids = words.begun(words.encode(before) + added, bos)
         first = max(len(ids) - len(added), bos in ids[:1])
-        if (
-            not alone and ids[-1:] and ids[-1] not in spec.stop
-        ):  # which a text may have brought, written out
+        # A text may have brought its stop token, written out.
+        if not alone and ids[-1:] and ids[-1] not in spec.stop:
             ids += stop
         counted = [i >= first for i in range(len(ids))]
         if not (alone or any(counted[1:])):
             continue
-        if not (
-            alone
-            or stop
-            or any(
-                i in spec.stop or words.stands_alone(i) for i in words.encode(text.rstrip())[-1:]
-            )
-        ):
+        last = words.encode(text.rstrip())[-1:]
+        if not (alone or stop or any(i in spec.stop or words.stands_alone(i) for i in last)):
             notes.append("without an end of the turn that counts")
         whole, marks = rows[-1]
         if ids[: len(whole)] == whole:  # the prompt of this answer begins with the row before

@@ -184,12 +184,12 @@ class WindowMaker(Maker):
         most = len(self.ids) - self.length
         starts = generator(self.seed, index).integers(0, most + 1, self.rows)[first:last]
         at = starts[:, None] + np.arange(self.length)
-        rows, weights = self.ids[at], np.ones(at.shape, np.float32)
-        batch: Batch = {"tokens": rows, "weights": weights}
+        rows = self.ids[at]
+        batch: Batch = {"tokens": rows, "weights": np.ones(at.shape, np.float32)}
         if self.bos is not None:  # for a model of the next token
             start = np.full((len(rows), 1), self.bos, np.int32)
             tokens = np.concatenate([start, rows[:, :-1]], axis=1)
-            batch = {"tokens": tokens, "targets": rows, "weights": weights}
+            batch |= {"tokens": tokens, "targets": rows}
         if self.counted is not None:
             batch |= {"labelled": self.counted[at], "weights": self.counted[at].astype(np.float32)}
         return Part(batch, first, self.rows)

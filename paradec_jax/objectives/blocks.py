@@ -95,8 +95,8 @@ class Blocks(Training):
         names = [field.name for field in dataclasses.fields(TransformerConfig)]
         shape = {name: getattr(config, name) for name in names}
         shape |= {"layers": config.layers + self.look_back, "block": blocks[0]}
-        several = tuple(sorted({*blocks})) if len({*blocks}) > 1 else None
-        config = BlockDiffusionConfig(**shape, blocks=several)
+        lengths = tuple(sorted({*blocks}))
+        config = BlockDiffusionConfig(**shape, blocks=lengths if len(lengths) > 1 else None)
         params = dict(model.params)
         if self.look_back:
             key = jax.random.fold_in(job.run.key, 0)
@@ -104,8 +104,8 @@ class Blocks(Training):
         mask = self.unused(job) if causal else model.token_spec.mask
         alignment = self.alignment or model.token_spec.alignment
         spec = dataclasses.replace(model.token_spec, mask=mask, alignment=alignment)
-        parts: dict[str, Any] = {"config": config, "params": params, "token_spec": spec}
-        return dataclasses.replace(model, **parts, head=None), blocks
+        model = dataclasses.replace(model, config=config, params=params, token_spec=spec, head=None)
+        return model, blocks
 
     def unused(self, job: Job) -> int:
         """Id of the mask: of the option, else a row of the embedding or a special token that

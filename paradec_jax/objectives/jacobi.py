@@ -96,8 +96,10 @@ class Jacobi(Training):
         for which, block in enumerate(self.block):
             answered = self.collected(job, model, which, block)
             indices = worth_training(answered, stop=ending(model).stop)
-            count = f"{len(indices)} answers to {len(answered.decoded)} prompts"
-            say(f"round {which}: {count} to learn from")
+            say(
+                f"round {which}: {len(indices)} answers to {len(answered.decoded)} prompts "
+                "to learn from"
+            )
             data, updates = self.data(job, answered, indices, job.run.seed + which)
             teacher = dict(model.params) if self.rules.teacher == "frozen" else None
             loss = self.objective(model)
@@ -128,8 +130,10 @@ class Jacobi(Training):
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
                 if time.monotonic() > job.until:
-                    over = "the minutes are over before all answers are there"
-                    say(f"{over}: the same command goes on")
+                    say(
+                        "the minutes are over before all answers are there: "
+                        "the same command goes on"
+                    )
                     return
                 of = ids[np.resize(batch, request.batch)].tolist()
                 items = collect(case.decoder, case.params, request, of)

@@ -1,8 +1,10 @@
 """A run that has begun: its batches, its parts, and what its models are measured by."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +21,10 @@ from paradec_jax.objective import Objective
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.hooks import Limit
 from paradec_jax.objectives.options import Run
-from paradec_jax.objectives.weights import adapted, averaged, join, joined, split
+from paradec_jax.objectives.weights import Whole, averaged, joined, split
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
-from paradec_jax.store.lora import init_lora
+from paradec_jax.store.lora import SCALE, init_lora, merge
 from paradec_jax.store.model import Model
 from paradec_jax.train import (
     Checkpoint,
@@ -95,9 +97,7 @@ class Job:
 
     def updates(self, data: Endless) -> int:
         """Updates of a run over these batches."""
-        if self.run.updates is not None:
-            return self.run.updates
-        return max(math.ceil(self.run.epochs * data.make.batches), 1)
+        return self.run.updates or max(math.ceil(self.run.epochs * data.make.batches), 1)
 
     def fit(
         self,
@@ -145,31 +145,40 @@ class Job:
             teacher=trained if rounds else None,
             mesh=self.mesh,
         )
-        options: Any = {"rounds": rounds, "ema_decay": run.ema, "accumulate": run.accumulate}
-        step = make_train_step(loss, optimizer, frozen=frozen, **options)
+        step = make_train_step(
+            loss,
+            optimizer,
+            frozen=frozen,
+            rounds=rounds,
+            ema_decay=run.ema,
+            accumulate=run.accumulate,
+        )
         saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
         log = Log(folder, every=20, flops=flops)
         hooks = [log, *hooks, saves, Limit(self.until), Preempt()]
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
         if (done := int(state.step)) < updates:
-            over = f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}"
-            say(f"{over}: the same command goes on from there")
+            say(
+                f"{run.minutes:g} minutes are over after {done} of {updates} updates of {part}: "
+                "the same command goes on from there"
+            )
             raise Stopped(0)
         after = averaged(state)
         if run.lora is not None:
             self.adapters.append((after, fixed))
-        return dataclasses.replace(model, params=whole(after, fixed))
+        return dataclasses.replace(model, params=whole(fixed, after))
 
-    def parameters(self, model: Any) -> tuple[Any, Any, Callable[[Any, Any], dict[str, Any]]]:
+    def parameters(self, model: Any) -> tuple[Any, Any, Whole]:
         """What trains of a model, what stays, and what makes whole parameters of both."""
         trained, fixed = split(model, self.run.layers)
         if self.run.lora is None:
-            return trained, fixed, join
+            return trained, fixed, operator.or_
+        merged = functools.partial(merge, scale=SCALE)
         if self.adapters:
-            return *self.adapters[-1], adapted
+            return *self.adapters[-1], merged
         key = jax.random.fold_in(self.run.key, 2)
         adapter = init_lora(trained, matrix_axes(model.config), self.run.lora, key)
-        return adapter, dict(model.params), adapted
+        return adapter, dict(model.params), merged
 
     def means(
         self, loss: Objective, model: Any, data: Endless | None = None, frozen: Any = None

@@ -117,11 +117,11 @@ class Run(Ranged):
     def row_length(self, model: Model) -> int:
         """Positions of the longest row. Raises ValueError where the model has no room for it."""
         most = model.network.max_length
-        if self.length is not None and not 1 < self.length <= most:
+        if self.length and not 1 < self.length <= most:
             raise ValueError(
                 f"length must be from 2 to the {most} positions of the model, not {self.length}"
             )
-        return min(LENGTH, most) if self.length is None else self.length
+        return self.length or min(LENGTH, most)
 
     def optimizer_for(self, config: Any, updates: int) -> optax.GradientTransformation:
         """The optimizer of a model of this config, on a schedule of so many updates."""

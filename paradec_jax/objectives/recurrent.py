@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from paradec_jax.config.bounds import MOST_RECURRENCES
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops
@@ -44,12 +45,8 @@ class Recurrent(Training):
     backprop_depth: int | None = None
     chunk: int | None = 256
 
+    BOUNDS = dict.fromkeys(("mean", "first_mean"), (0.001, MOST_RECURRENCES))
     families = ("recurrent_depth",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if 0 in (self.mean, self.first_mean):
-            raise ValueError("mean and first_mean must be above 0")
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""

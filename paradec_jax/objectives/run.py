@@ -146,7 +146,7 @@ def data_of(
         skip_bad=run.skip_bad,
         prompts=objective.prompts,
     )
-    sources = [source for source in (run.data, run.held_out) if source is not None]
+    sources = [source for source in (run.data, run.held_out) if source]
     by_first("data", lambda: [print(f"{source}: {read(source)}", flush=True) for source in sources])
     examples, *held_out = map(read, sources)
     rows = run.batch_tokens // min(np.diff(examples.starts).max(), length)

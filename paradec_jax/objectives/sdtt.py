@@ -94,9 +94,14 @@ class Sdtt(Training):
 
         loss = self_distillation_loss(model.network, model.token_spec, self.rules, chunk=self.chunk)
         rounds = Rounds(each, self.weights, self.reset_optimizer, self.reset_ema)
-        hooks = [Evaluate(keep, every=each)]
         return job.fit(
-            "sdtt", model, loss, data, updates=self.rounds * each, rounds=rounds, hooks=hooks
+            "sdtt",
+            model,
+            loss,
+            data,
+            updates=self.rounds * each,
+            rounds=rounds,
+            hooks=[Evaluate(keep, every=each)],
         )
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.objective import Objective, Sums
-from paradec_jax.store.lora import SCALE, merge
 from paradec_jax.train import TrainState
 
 Params = Mapping[str, Any]
+Whole = Callable[[Any, Any], dict[str, Any]]
 
 
 def cast(part: Any, dtype: str, param_dtype: str, remat: str) -> Any:
@@ -52,24 +52,15 @@ def split(model: Any, share: float) -> tuple[dict[str, Any], dict[str, Any]]:
     return trained, params
 
 
-def join(trained: Params, fixed: Params) -> dict[str, Any]:
-    """All parameters, of those that train and those that stay."""
-    return {**fixed, **trained}
-
-
-def adapted(adapter: Params, fixed: Params) -> dict[str, Any]:
-    """All parameters, of an adapter that trains and whole parameters that stay."""
-    return merge(fixed, adapter, SCALE)
-
-
-def joined(loss: Objective, join: Callable[[Params, Params], dict[str, Any]]) -> Objective:
+def joined(loss: Objective, whole: Whole) -> Objective:
     """A loss of whole parameters as one of those that train.
 
-    Its second argument is {"fixed": the parameters that stay, "frozen": that of the loss}.
+    Its second argument is {"fixed": the parameters that stay, "frozen": that of the loss}; `whole`
+    makes all parameters of those that stay and those that train.
     """
 
     def sums(trained: Params, frozen: Any, batch: Any, key: jax.Array) -> Sums:
-        return loss.sums(join(trained, frozen["fixed"]), frozen["frozen"], batch, key)
+        return loss.sums(whole(frozen["fixed"], trained), frozen["frozen"], batch, key)
 
     return Objective(sums, loss.value)
 
