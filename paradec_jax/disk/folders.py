@@ -100,15 +100,16 @@ def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = N
     """
     if folder.is_symlink() or folder.is_file():
         raise StoreError(f"{folder} exists and is not a folder")
-    there = [*folder.glob("*")]
-    if there and not overwrite:
+    if not any(folder.glob("*")):
+        return
+    if not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    if there and (name := foreign(folder)):
+    if name := foreign(folder):
         raise StoreError(
             f"{folder} exists and is not a model folder as this program wrote it (see {name}), so it is not "
             "overwritten"
         )
-    if there and run not in (None, _marker(folder).get(MARKER)):
+    if run not in (None, _marker(folder).get(MARKER)):
         raise StoreError(f"{folder} exists and is not of this run, so it is not overwritten")
 
 

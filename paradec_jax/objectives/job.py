@@ -112,21 +112,19 @@ class Job:
         rounds: Rounds | None = None,
         hooks: Sequence[Hook] = (),
     ) -> Any:
-        """The model after so many updates, whose checkpoints and log lie in FOLDER/PART; a finished
-        part is read.
+        """A trained model; a part that is finished is read.
 
         Args:
-          part: name of the part; its folder.
-          model: where it starts, perhaps a residual head; with LoRA a later part goes on with the
-            adapter before it.
-          loss: of whole parameters, whatever part of them trains; `frozen` is its second argument.
+          part: name of the part; its checkpoints and log lie in FOLDER/PART.
+          model: model that it starts from, or residual head; with LoRA a later part goes on with
+            the adapter of the one before.
+          loss: loss of whole parameters, whatever part of them trains.
           data: batches.
-          updates: length of the part; as many as the run has by default.
-          frozen: what the loss needs and does not train.
+          updates: length of the part, by default that of the run.
+          frozen: second argument of the loss, which does not train.
           flops: operations of an update in which all parameters train, for the log.
-          rounds: when the student becomes the teacher, which the model is at first; all parameters
-            train.
-          hooks: further ones, which act before a checkpoint is written.
+          rounds: when the student becomes the teacher, which at first is the model.
+          hooks: hooks that act before a checkpoint is written.
 
         Raises:
           Stopped: the time is over before the part is done.
@@ -136,15 +134,9 @@ class Job:
         trained, fixed, whole = self.parameters(model)
         if fixed:
             loss, frozen, flops = joined(loss, whole), {"fixed": fixed, "frozen": frozen}, None
-        optimizer = run.optimizer_for(model.config, updates)
-        state = TrainState.create(
-            trained,
-            optimizer,
-            jax.random.fold_in(run.key, 1),
-            ema=run.ema is not None,
-            teacher=trained if rounds else None,
-            mesh=self.mesh,
-        )
+        optimizer, key = run.optimizer_for(model.config, updates), jax.random.fold_in(run.key, 1)
+        ema, teacher = run.ema is not None, trained if rounds else None
+        state = TrainState.create(trained, optimizer, key, ema=ema, teacher=teacher, mesh=self.mesh)
         step = make_train_step(
             loss,
             optimizer,
@@ -154,8 +146,7 @@ class Job:
             accumulate=run.accumulate,
         )
         saves = Checkpoint(folder, every=run.checkpoint_every, allow=run.allow)
-        log = Log(folder, every=20, flops=flops)
-        hooks = [log, *hooks, saves, Limit(self.until), Preempt()]
+        hooks = [Log(folder, every=20, flops=flops), *hooks, saves, Limit(self.until), Preempt()]
         state = fit(step, state, data, steps=updates, hooks=hooks, mesh=self.mesh)
         if (done := int(state.step)) < updates:
             say(

@@ -1,6 +1,7 @@
 """The training loop, and the hooks by which it is logged, saved, evaluated and ended."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,15 +38,12 @@ def fit(
       step: update of `make_train_step`, or a jitted function of your own, `(state, batch) ->
         (state, metrics)`.
       state: state of `TrainState.create`; its arrays are given away.
-      data: iterator over batches, dicts of arrays, such as `data.endless.Endless` or one of Grain:
-        `get_state` gives bytes or what JSON can hold, `set_state` goes on from there, and a
-        `digest`, where there is one, is a text that tells data from other data. A method `take` is
-        given, over several processes, a function from the rows of a batch to those needed here;
-        batches may then be `data.endless.Part`.
+      data: batches, dicts of arrays: an iterator of Grain, or another with its `get_state` (bytes or
+        JSON values) and `set_state`. The attribute `digest` and the method `take`, where there are
+        some, are those of `data.endless.Endless`.
       steps: updates of the whole run.
       hooks: in the order in which they act, as a rule `Log`, `Evaluate`, `Checkpoint`, `Preempt`.
-      mesh: mesh of `make_mesh`; the one that the state lies on, or none, when None. A run may go on
-        on another.
+      mesh: mesh of `make_mesh`; by default that of the state. A run may go on on another.
 
     Raises:
       NonFiniteLoss: a loss or gradient was not finite.
@@ -113,34 +111,35 @@ class Hook:
         """At the end of every call, also where an error ended it before `begin`."""
 
 
+@dataclasses.dataclass(eq=False)
 class Call:
-    """A call of `fit`, with its arguments, as hooks see it.
+    """A call of `fit` as hooks see it.
 
     Attributes:
+      step, initial, data, steps, hooks, mesh: arguments of `fit`; no array of the state `initial`
+        is there any more after the first update.
       shapes, compiles: shapes of the arrays of the batch, and whether it is the first of these.
       compile_s: seconds that updates on such batches took so far.
       saved: folder of the newest checkpoint, or None.
     """
 
-    def __init__(
-        self,
-        step: TrainStep | Step,
-        state: TrainState,
-        data: Any,
-        steps: int,
-        hooks: Sequence[Hook],
-        mesh: jax.sharding.Mesh | None,
-    ) -> None:
-        for hook in hooks:
+    step: TrainStep | Step
+    initial: TrainState
+    data: Any
+    steps: int
+    hooks: Sequence[Hook]
+    mesh: jax.sharding.Mesh | None
+    shapes: Any = None
+    compiles: bool = False
+    compile_s: float = 0.0
+    saved: Path | None = None
+    _seen: set[str] = dataclasses.field(default_factory=set)
+    _unchecked: list[tuple[int, Metrics]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for hook in self.hooks:
             if getattr(hook, "every", 1) < 1:
                 raise ValueError(f"every of {type(hook).__name__} must be at least 1")
-        self.step, self.data, self.steps, self.hooks, self.mesh = step, data, steps, hooks, mesh
-        self.shapes: Any = None
-        self.compiles, self.compile_s = False, 0.0
-        self.saved: Path | None = None
-        self._seen: set[str] = set()
-        self._unchecked: list[tuple[int, Metrics]] = []
-        self._initial = state
         if jax.process_count() > 1:
             check_same(self.identity)
 
@@ -149,7 +148,7 @@ class Call:
         """What a run must share with the one that it goes on from, as JSON values; only before the
         first update.
         """
-        return identity_of(self.step, self._initial, self.data, self.steps)
+        return identity_of(self.step, self.initial, self.data, self.steps)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Hands a line of the log to all hooks, on process 0."""
