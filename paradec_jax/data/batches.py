@@ -1,8 +1,8 @@
 """Examples as batches without end: rows of one example in a few lengths, or packed rows.
 
 Which examples share a row is decided once, before the first batch, so that a batch is a function
-of its number. Grain reads the batches (`Endless`); its packers would fill rows from a stream, others
-in each order of the examples.
+of its number. Grain reads the batches (`Endless`). Its packers would fill rows from a stream, and
+so others in each order of the examples.
 """
 
 import dataclasses

@@ -179,7 +179,7 @@ class WindowMaker(Maker):
         return -(-len(self.ids) // (self.rows * self.length))
 
     def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`: {"tokens", "weights"} or, with `bos` set, "targets" too, each [B, L]."""
+        """Rows of batch `index`: {"tokens", "weights"}, with `bos` "targets" too, each [B, L]."""
         first, last = share(self.rows)
         most = len(self.ids) - self.length
         starts = generator(self.seed, index).integers(0, most + 1, self.rows)[first:last]

@@ -117,7 +117,7 @@ def in_training(model: Model, run: Run) -> Model:
 
 
 def base_of(run: Run, model: Model, mesh: jax.sharding.Mesh | None) -> Model:
-    """The model that the trained one is blended with. Raises ValueError for one of another shape."""
+    """The model that is blended with. Raises ValueError for one of another shape."""
     if run.base is None:
         return model
     base = in_training(store.load(run.base, mesh=mesh), run)

@@ -21,8 +21,8 @@ import numpy as np
 from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
-# Parts of an identity in which a resumed run may differ if its caller says so; the arrays of the state
-# are none of them.
+# Parts of an identity in which a resumed run may differ if its caller says so; the arrays of the
+# state are none of them.
 NAMES = (
     "steps",
     "data",
@@ -101,7 +101,7 @@ def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
 
 
 def difference(name: str, before: Any, now: Any, last: str = "") -> str:
-    """The first place where a part of two identities differs, with both values where they are short."""
+    """The first place where a part of two identities differs, with both values if short."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         before, now = dict(enumerate(before)), dict(enumerate(now))
     if isinstance(before, dict) and isinstance(now, dict):

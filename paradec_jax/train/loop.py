@@ -38,9 +38,8 @@ def fit(
       step: update of `make_train_step`, or a jitted function of your own, `(state, batch) ->
         (state, metrics)`.
       state: state of `TrainState.create`; its arrays are given away.
-      data: batches, dicts of arrays: an iterator of Grain, or another with its `get_state` (bytes or
-        JSON values) and `set_state`. The attribute `digest` and the method `take`, where there are
-        some, are those of `data.endless.Endless`.
+      data: iterator over batches, dicts of arrays, of Grain or with its `get_state` (bytes or JSON
+        values) and `set_state`; `digest` and `take` mean what they do in `data.endless.Endless`.
       steps: updates of the whole run.
       hooks: in the order in which they act, as a rule `Log`, `Evaluate`, `Checkpoint`, `Preempt`.
       mesh: mesh of `make_mesh`; by default that of the state. A run may go on on another.

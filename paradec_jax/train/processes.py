@@ -61,10 +61,13 @@ def initialize(
         raise ValueError(
             f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}"
         )
-    options: dict[str, Any] = {"cluster_detection_method": None if detect else "deactivate"}
-    options |= dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_s)
     try:
-        jax.distributed.initialize(*given, **options)
+        jax.distributed.initialize(
+            *given,
+            cluster_detection_method=None if detect else "deactivate",
+            heartbeat_timeout_seconds=heartbeat_s,
+            shutdown_timeout_seconds=heartbeat_s,
+        )
     except ValueError as error:
         if not detect or "coordinator_address should be defined" not in str(error):
             raise  # else JAX found nothing to join
