@@ -63,7 +63,9 @@ def initialize(
         )
     try:
         jax.distributed.initialize(
-            *given,
+            given[0],
+            given[1],
+            given[2],
             cluster_detection_method=None if detect else "deactivate",
             heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=heartbeat_s,
