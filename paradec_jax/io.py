@@ -1,16 +1,20 @@
-"""Files that appear whole or not at all, JSON and JSON lines of others, and errors as one sentence."""
+"""Files that appear whole or not at all, folders of one writer, JSON and JSON lines of others, and
+errors as one sentence.
+"""
 
 import contextlib
 import hashlib
 import json
 import math
 import os
+import platform
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+HOLDER = ".holder"  # of a folder that one process at a time writes to (`hold`)
 MOST_CHARACTERS = 290  # of a sentence about wrong input; commands put their name before it
 # What input that is wrong may raise: errors of ours, and what no check of ours foresaw.
 WRONG_INPUT = (ValueError, OSError, MemoryError, RecursionError, OverflowError)
@@ -154,18 +158,41 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode())
 
 
-def lock(descriptor: int) -> None:
-    """Locks a file or folder until its descriptor is closed; where file system or system has no
-    locks, nothing.
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """The folder, made if missing, is this block's alone, until the block ends or the process dies.
+
+    FOLDER/.holder is locked by the system (`flock`), and names the process. Where system or file
+    system have no locks, nobody is refused.
 
     Raises:
-      BlockingIOError: another has the lock.
+      OSError: another has the lock, or FOLDER/.holder is not of `hold`, or a link.
     """
-    try:
-        import fcntl  # POSIX only
+    folder.mkdir(parents=True, exist_ok=True)
+    holder_of(folder)
+    # No link is followed to a file of somebody's.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(folder / HOLDER, flags, 0o666), "wb", 0) as file:
+        try:
+            import fcntl  # POSIX only
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except (ImportError, OSError):
-        pass
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = f"{holder_of(folder)} is writing to {folder}"
+            raise OSError(f"{other}: wait for its end, or choose another folder") from None
+        except (ImportError, OSError):
+            pass
+        file.truncate()
+        file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+
+
+def holder_of(folder: Path) -> str:
+    """The process that last held a folder, empty where none is known. Raises OSError for a file of
+    another kind.
+    """
+    path = folder / HOLDER
+    text = text_of(path) if path.exists() else ""
+    if path.is_symlink() or (text and not text.startswith("process ")):
+        raise OSError(f"{path} exists, and no run wrote it, or it is a link: choose another folder")
+    return text

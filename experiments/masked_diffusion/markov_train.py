@@ -32,8 +32,10 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import BoundRules
 from paradec_jax.losses.self_distillation import DistillationRules
 from paradec_jax.noise import Times
+from paradec_jax.objectives.job import Stopped
 from paradec_jax.objectives.masked import Masked
-from paradec_jax.objectives.run import Run, Stopped, train
+from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.run import train
 from paradec_jax.objectives.sdtt import Sdtt
 
 TEACHER: dict[str, Any] = {

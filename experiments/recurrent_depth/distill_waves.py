@@ -10,7 +10,7 @@ more. The options of the run are those of `paradec train`, and a run that was st
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,17 @@ from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.recurrent_consistency import Unrolled, recurrent_consistency_loss
 from paradec_jax import Model, load
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.data.pairs import kept
+from paradec_jax.data.pairs import worth_training
 from paradec_jax.losses import next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.jacobi import RULES, Jacobi, rehearsing
-from paradec_jax.objectives.run import Job, Run, train
+from paradec_jax.objectives.job import Job, Training
+from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.run import train
 
 
 @dataclasses.dataclass(frozen=True)
-class Waves:
+class Waves(Training):
     """Teaches a recurrent-depth model to guess well after tokens that are not settled yet.
 
     Attributes:
@@ -60,8 +62,8 @@ class Waves:
     filler_share: float = 0.3
     bits: int = 16
 
-    families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
-    packs: ClassVar[bool] = False
+    BOUNDS = {"copies": (0, 64)}  # noqa: RUF012
+    families = ("recurrent_depth",)
 
     def train(self, job: Job) -> Model:
         """Collects the trajectories of the causal model, and trains the recurrent one, deepened, on
@@ -82,7 +84,7 @@ class Waves:
         )
         found = recipe.collected(job, source, 0, self.block)
         data, updates = recipe.data(
-            job, found, kept(found, stop=model.token_spec.stop), job.run.seed
+            job, found, worth_training(found, stop=model.token_spec.stop), job.run.seed
         )
         if self.copies:
             key, shape = jax.random.key(job.run.seed), cast(RecurrentDepthConfig, model.config)

@@ -10,7 +10,8 @@ from tyro.extras import SubcommandApp
 
 from paradec_jax.io import WRONG_INPUT, one_sentence
 from paradec_jax.objectives import OBJECTIVES
-from paradec_jax.objectives.run import Run, train
+from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.run import train
 from paradec_jax.train import NoneReadable, NonFiniteLoss
 from paradec_jax.train.processes import leave
 

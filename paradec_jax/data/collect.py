@@ -38,7 +38,7 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
         drafts.append(np.asarray(decoder.drafts(state)))
         last = state
     tokens, stopped = np.asarray(last.rows.tokens), np.asarray(last.rows.reason) == Reason.STOP
-    found = []
+    generations = []
     for row, (name, start) in enumerate(
         zip(ids, np.asarray(request.lengths).tolist(), strict=True)
     ):
@@ -49,8 +49,8 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
             tokens[row], start, history, decoder.block, decoder.spec.pad, bool(stopped[row])
         )
         length = min(history[-1][0] - start, len(iterates) * decoder.block)
-        found.append(Generation(name, tokens[row, :start], iterates, length))
-    return found
+        generations.append(Generation(name, tokens[row, :start], iterates, length))
+    return generations
 
 
 def _blocks(

@@ -37,13 +37,29 @@ def whole(count: int) -> tuple[int, int]:
     return 0, count
 
 
+def generator(seed: int, *numbers: int) -> np.random.Generator:
+    """Draws of a seed for what the numbers name, such as a batch, whatever was drawn before."""
+    return np.random.Generator(np.random.Philox([seed % 2**64, *numbers]))
+
+
+class Maker:
+    """Makes batch i, a pure function of its fields and i, whole or some rows of it."""
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index`."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """The rows of batch `index` that `share` names, made without the others."""
+        raise NotImplementedError
+
+
 class Endless:
     """An endless iterator over make(0), make(1), ...; `get_state` and `set_state` resume it
     exactly.
 
     Args:
-      make: batch i, a pure function of i. Where it has a method `part(i, share)`, which makes some
-        rows of the batch without the others, `take` asks it for those.
+      make: batch i, a pure function of i; `take` asks a `Maker` for parts of it.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
       digest: digest of what the batches are made from. A state names it, so that a run does not go
         on with another text; None where the maker's fields say all.
@@ -52,7 +68,8 @@ class Endless:
     def __init__(
         self, make: Callable[[int], Batch], prefetch: int = 2, digest: str | None = None
     ) -> None:
-        self.make, self.digest, self._prefetch = make, digest, prefetch
+        self.make: Any = make
+        self.digest, self._prefetch = digest, prefetch
 
     @functools.cached_property
     def _iterator(self) -> Any:

@@ -57,8 +57,8 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
     try:
         given = {"train": False} if reply else {}  # the words of a prompt
         turns = [{**turn, **given} for turn in content]
-        said = {"role": "assistant", "content": reply}
-        turns += [said] if isinstance(reply, str) else map(dict, reply or ())
+        answer = {"role": "assistant", "content": reply}
+        turns += [answer] if isinstance(reply, str) else map(dict, reply or ())
     except (TypeError, ValueError):
         raise ValueError(
             f'{kind} must be a list of objects with "role" and "content", or a string, as its answer, '

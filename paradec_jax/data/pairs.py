@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from paradec_jax.config.bounds import check_number, check_words
-from paradec_jax.data.endless import Batch, Endless, Part, Share, whole
+from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.trajectories import Generation, Trajectories
 
 MAX_TOKENS = 20_480  # longest packed sequence, as released
@@ -82,7 +82,9 @@ class Selection:
         )
 
 
-def kept(generations: Iterable[Generation], *, stop: tuple[int, ...] = ()) -> Int[np.ndarray, " M"]:
+def worth_training(
+    generations: Iterable[Generation], *, stop: tuple[int, ...] = ()
+) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
     A generation is dropped if its packed sequence P + 2 T n is longer than `MAX_TOKENS`, if it
@@ -108,8 +110,8 @@ class PairBucket(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PairBatchMaker:
-    """Makes batch i, a pure function of the fields and i. See `pair_batches`."""
+class PairBatchMaker(Maker):
+    """Makes the batches of `pair_batches`."""
 
     trajectories: Trajectories
     seed: int
@@ -136,20 +138,24 @@ class PairBatchMaker:
         longer = prompts[which] + block * self.trajectories.block
         return np.stack([self.indices[which], block, longer, np.ones_like(block)], axis=1)
 
+    def costs(self, shapes: Int[np.ndarray, "shapes 2"]) -> Float[np.ndarray, "items shapes"]:
+        """Positions of a row of each item in each shape; infinite where it has no room."""
+        fits = (self.items[:, None, 2:] <= shapes).all(axis=2)
+        return np.where(fits, shapes @ [1, 2 * self.trajectories.block], np.inf)
+
     @functools.cached_property
     def buckets(self) -> tuple[PairBucket, ...]:
         """Shapes of batches: one that holds every item, then, one by one, the one that saves most
         padding.
         """
-        sizes, block = self.items[:, 2:], self.trajectories.block
-        prompts, pairs = np.quantile(sizes, np.linspace(0.1, 1, 10), axis=0, method="higher").T
+        deciles = np.linspace(0.1, 1, 10)
+        prompts, pairs = np.quantile(self.items[:, 2:], deciles, axis=0, method="higher").T
         shapes = np.unique([(-(-p // 8) * 8, t) for p in prompts for t in pairs], axis=0)
-        cost = np.where((sizes[:, None] <= shapes).all(axis=2), shapes @ [1, 2 * block], np.inf)
+        cost = self.costs(shapes)
         chosen = [len(shapes) - 1]  # the longest prompt and the most pairs
         while len(chosen) < SHAPES:
-            totals = np.minimum(cost[:, chosen].min(axis=1)[:, None], cost).sum(
-                axis=0
-            )  # with one more
+            # With one more.
+            totals = np.minimum(cost[:, chosen].min(axis=1)[:, None], cost).sum(axis=0)
             if totals.min() > (1 - SAVING) * totals[chosen[0]]:
                 break
             chosen.append(int(totals.argmin()))
@@ -158,10 +164,8 @@ class PairBatchMaker:
     @functools.cached_property
     def members(self) -> list[Int[np.ndarray, " items"]]:
         """Items of each bucket: of those that hold an item, the one with the shortest rows."""
-        shapes = np.asarray(self.buckets)
-        fits = (self.items[:, None, 2:] <= shapes).all(axis=2)
-        best = np.where(fits, shapes @ [1, 2 * self.trajectories.block], np.inf).argmin(axis=1)
-        return [np.flatnonzero(best == which) for which in range(len(shapes))]
+        best = self.costs(np.asarray(self.buckets)).argmin(axis=1)
+        return [np.flatnonzero(best == which) for which in range(len(self.buckets))]
 
     @functools.cached_property
     def counts(self) -> list[int]:
@@ -174,37 +178,27 @@ class PairBatchMaker:
         """Batches of an epoch."""
         return sum(self.counts)
 
-    def _rng(self, *numbers: int) -> np.random.Generator:
-        return np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([self.seed % 2**64, *numbers]))
-        )
-
     def plan(self, index: int) -> tuple[PairBucket, Int[np.ndarray, " B"]]:
         """Bucket and items of batch `index`; the last batch of a bucket is filled up from its
         first.
         """
         epoch, place = divmod(index, self.batches)
-        number = int(self._rng(MIX, epoch).permutation(self.batches)[place])
+        number = int(generator(self.seed, MIX, epoch).permutation(self.batches)[place])
         which = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
         part = number - sum(self.counts[:which])
-        shuffled = self._rng(ORDER, epoch, which).permutation(self.members[which])
+        shuffled = generator(self.seed, ORDER, epoch, which).permutation(self.members[which])
         rows = self.rows(self.buckets[which])
-        return self.buckets[which], np.take(
-            shuffled, range(part * rows, (part + 1) * rows), mode="wrap"
-        )
-
-    def __call__(self, index: int) -> Batch:
-        """Batch `index`; see `pair_batches`."""
-        return self.part(index, whole).rows
+        places = range(part * rows, (part + 1) * rows)
+        return self.buckets[which], np.take(shuffled, places, mode="wrap")
 
     def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`."""
         bucket, items = self.plan(index)
         pairs, rows = [], range(*share(len(items)))
         for row in rows:
             which, block, _, _ = self.items[items[row]].tolist()
             item = self.trajectories[which].alone(block) if self.alone else self.trajectories[which]
-            pairs.append((item, self.selection.chosen(item, self._rng(NOISE, index, row), block)))
+            rng = generator(self.seed, NOISE, index, row)
+            pairs.append((item, self.selection.chosen(item, rng, block)))
         return Part(collate(pairs, bucket), rows.start, len(items))
 
 
@@ -256,7 +250,7 @@ def pair_batches(
       trajectories: the stored generations.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       batch_tokens: positions of a batch, both copies and padding included.
-      indices: generations to use, such as those of `kept`, at least one.
+      indices: generations to use, such as those of `worth_training`, at least one.
       selection: which noisy iterate a block gets; that of the released data by default.
       alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it)
         instead of a generation with all of its blocks.

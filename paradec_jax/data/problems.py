@@ -53,8 +53,8 @@ class Problem:
 def extract_answer(text: str) -> int | None:
     """The whole number after the last "####" of a text, or None when a model wrote none there."""
     _, marker, tail = text.rpartition("####")
-    found = _NUMBER.match(tail) if marker else None
-    return int(found[1].replace(",", "")) if found else None
+    number = _NUMBER.match(tail) if marker else None
+    return int(number[1].replace(",", "")) if number else None
 
 
 def extract_boxed(text: str) -> str | None:

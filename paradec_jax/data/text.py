@@ -1,11 +1,9 @@
-"""Plain text as training batches: characters or any tokenizer.json, a held-out end, windows and
-packed documents.
+"""Plain text as training batches: characters or any tokenizer.json, a held-out end, windows.
 
 ::
 
     file    [ ............ train ............ | held out ]        cut between characters, or between documents
     window  a stretch of `length` ids, from anywhere in the text
-    packed  [BOS] length - 2 ids of documents, each of which ends in EOS [EOS]        (MDLM; arXiv 2406.07524)
 
 `Endless(WindowMaker(...), digest=text.digest)` iterates over batches, which are functions of a seed
 and their number.
@@ -13,7 +11,7 @@ and their number.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +20,12 @@ from jaxtyping import Bool, Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Part, Share, whole
+from paradec_jax.data.endless import Batch, Maker, Part, Share, generator
 from paradec_jax.io import json_lines
 from paradec_jax.text.tokenizer import Tokenizer
 
-Batch = dict[str, np.ndarray]
-
 SEPARATOR = "<|endoftext|>"
 MASK = "<|mask|>"
-GROUP = 1000  # documents that are packed together
 
 
 def character_tokenizer(text: str) -> Tokenizer:
@@ -92,16 +87,16 @@ def documents(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
     if path.suffix == ".jsonl":
-        found = [line["text"] for _, line in json_lines(path, "text")]
+        texts = [line["text"] for _, line in json_lines(path, "text")]
     else:
         try:
-            found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
+            texts = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8 ({error})") from error
-    found = [text for text in found if text.strip()]
-    if not found:
+    texts = [text for text in texts if text.strip()]
+    if not texts:
         raise ValueError(f"{path} holds no text")
-    return found
+    return texts
 
 
 def read_text(
@@ -139,42 +134,6 @@ def read_text(
     return Text(train, rest, digest.hexdigest()), tokenizer
 
 
-def pack(
-    texts: Iterable[Sequence[int] | np.ndarray], length: int, *, bos: int, eos: int
-) -> Int32[np.ndarray, "N L"]:
-    """Documents as rows of one length: each ends in EOS, all follow one another, and the row breaks
-    fall anywhere.
-
-    Each row begins with BOS and ends with EOS, around L - 2 ids.
-
-    As in MDLM every thousand documents are packed by themselves, and what does not fill a row there
-    is dropped.
-
-    Args:
-      texts: ids of documents, without special tokens.
-      length: L.
-      bos, eos: begin and end of a text; one id in GPT-2's vocabulary.
-
-    Raises:
-      ValueError: a length without room, or documents too short to fill a row.
-    """
-    room = length - 2
-    if room < 1:
-        raise ValueError(f"length must be at least 3, not {length}")
-    rows, texts = [], list(texts)
-    for start in range(0, len(texts), GROUP):
-        group = texts[start : start + GROUP]
-        flat = np.concatenate(
-            [np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group]
-        )
-        whole = flat[: len(flat) // room * room].reshape(-1, room)
-        ends = np.full((len(whole), 1), bos, np.int32), np.full((len(whole), 1), eos, np.int32)
-        rows.append(np.concatenate([ends[0], whole, ends[1]], axis=1))
-    if not sum(map(len, rows)):
-        raise ValueError(f"the documents do not fill a row of {length} ids")
-    return np.concatenate(rows)
-
-
 def windows(
     ids: Int32[np.ndarray, " N"], length: int, count: int | None = None
 ) -> Int32[np.ndarray, "N L"]:
@@ -193,7 +152,7 @@ def windows(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WindowMaker:
+class WindowMaker(Maker):
     """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i.
 
     With `counted` the rows of a denoiser say which ids count, `labelled` and `weights`; else all
@@ -219,28 +178,18 @@ class WindowMaker:
         """Batches that have as many ids as the text."""
         return -(-len(self.ids) // (self.rows * self.length))
 
-    def __call__(self, index: int) -> Batch:
-        """Batch `index`; {"tokens", "weights"} or, with `bos` set, "targets" too, each [B, L]."""
-        return self.part(index, whole).rows
-
     def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`."""
-        rng = np.random.Generator(np.random.Philox([self.seed % 2**64, index]))
+        """Rows of batch `index`: {"tokens", "weights"}, with `bos` "targets" too, each [B, L]."""
         first, last = share(self.rows)
-        starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)[first:last]
+        most = len(self.ids) - self.length
+        starts = generator(self.seed, index).integers(0, most + 1, self.rows)[first:last]
         at = starts[:, None] + np.arange(self.length)
-        batch = batch_of(self.ids[at], self.bos)
+        rows = self.ids[at]
+        batch: Batch = {"tokens": rows, "weights": np.ones(at.shape, np.float32)}
+        if self.bos is not None:  # for a model of the next token
+            start = np.full((len(rows), 1), self.bos, np.int32)
+            tokens = np.concatenate([start, rows[:, :-1]], axis=1)
+            batch |= {"tokens": tokens, "targets": rows}
         if self.counted is not None:
             batch |= {"labelled": self.counted[at], "weights": self.counted[at].astype(np.float32)}
         return Part(batch, first, self.rows)
-
-
-def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
-    """Rows for a denoiser, {"tokens", "weights"}, or after `bos` for a model of the next token,
-    with "targets".
-    """
-    weights = np.ones(rows.shape, np.float32)
-    if bos is None:
-        return {"tokens": rows, "weights": weights}
-    before = np.concatenate([np.full((len(rows), 1), bos, np.int32), rows[:, :-1]], axis=1)
-    return {"tokens": before, "targets": rows, "weights": weights}

@@ -74,18 +74,15 @@ def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any
       TrajectoryError: the folder was begun with others.
     """
     path = Path(folder) / INDEX
-    mine = json.loads(
-        json.dumps({"format_version": FORMAT_VERSION, "block": block, "settings": settings})
-    )
-    if path.exists():
-        for name, value in read_index(folder).items():
-            if value != mine.get(name):
-                raise TrajectoryError(
-                    f"{folder} was written with {name} {value!r}, not {mine.get(name)!r}"
-                )
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
+    index = {"format_version": FORMAT_VERSION, "block": block, "settings": dict(settings)}
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, json.dumps(index, indent=2) + "\n")
+    for name, value in read_index(folder).items():
+        if value != index.get(name):
+            raise TrajectoryError(
+                f"{folder} was written with {name} {value!r}, not {index.get(name)!r}"
+            )
 
 
 def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) -> None:
@@ -94,9 +91,7 @@ def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) ->
     for item in generations:
         counts = [len(iterates) for iterates in item.iterates]
         head = [item.id, item.length, len(item.prompt), len(counts), *counts]
-        rows.append(
-            np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]).astype(np.int32)
-        )
+        rows.append(np.concatenate([head, item.prompt, *map(np.ravel, item.iterates)]))
     ends = np.cumsum([len(row) for row in rows])
     shard = np.concatenate([[len(rows)], 1 + len(rows) + ends, *rows]).astype(np.int32)
     path = Path(folder) / SHARD.format(len(_shards(folder)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.io import lock, one_sentence, read_object, sha256_of
+from paradec_jax.io import HOLDER, hold, one_sentence, read_object, sha256_of
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
@@ -50,7 +50,8 @@ def staged(
       overwrite, run: as of `check_replaceable`; the folder is marked as the run's.
 
     Raises:
-      StoreError: the folder may not be replaced, or another process is writing it.
+      StoreError: the folder may not be replaced.
+      OSError: another process is writing it.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,16 +61,14 @@ def staged(
     scratch = Path(tempfile.mkdtemp(prefix=start, dir=folder.parent))
     new, old = scratch / "new", scratch / "old"
     try:
-        with _locked(
-            scratch
-        ):  # which another takes for what a killed writer left as soon as it is free
+        with hold(scratch):  # which another takes for what a killed writer left once it is free
             for left in folder.parent.iterdir():
                 ours = left.name.startswith(start) and _marker(left) == mine
                 if ours and left.stat().st_uid == scratch.stat().st_uid:
-                    with _locked(left):
+                    with hold(left):
                         if (left / "old").exists() and not folder.exists():
                             (left / "old").rename(folder)
-                        if {MARKER, "new", "old"}.issuperset(os.listdir(left)):
+                        if {MARKER, HOLDER, "new", "old"}.issuperset(os.listdir(left)):
                             shutil.rmtree(left, ignore_errors=True)
             (scratch / MARKER).write_text(json.dumps(mine))
             check_replaceable(folder, overwrite, run)
@@ -101,15 +100,16 @@ def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = N
     """
     if folder.is_symlink() or folder.is_file():
         raise StoreError(f"{folder} exists and is not a folder")
-    there = [*folder.glob("*")]
-    if there and not overwrite:
+    if not any(folder.glob("*")):
+        return
+    if not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    if there and (name := foreign(folder)):
+    if name := foreign(folder):
         raise StoreError(
             f"{folder} exists and is not a model folder as this program wrote it (see {name}), so it is not "
             "overwritten"
         )
-    if there and run not in (None, _marker(folder).get(MARKER)):
+    if run not in (None, _marker(folder).get(MARKER)):
         raise StoreError(f"{folder} exists and is not of this run, so it is not overwritten")
 
 
@@ -130,23 +130,6 @@ def foreign(folder: Path) -> str | None:
         if path.is_symlink() or not same:
             return name
     return None
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A folder is this block's alone; where the file system has no locks, nobody is refused. Raises
-    StoreError.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        lock(descriptor)
-        yield
-    except BlockingIOError as error:
-        raise StoreError(
-            f"another process is writing {folder} to replace the same folder"
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def locate(source: str | os.PathLike[str]) -> Path:

@@ -117,8 +117,7 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[s
             )
         except SafetensorError as error:
             raise StoreError(f"{path} cannot be written ({error})") from error
-        path.chmod(
-            folder.stat().st_mode & 0o666
-        )  # the library makes a file that its owner alone can read
+        # The library makes a file that its owner alone can read.
+        path.chmod(folder.stat().st_mode & 0o666)
         files[file] = names
     return files

@@ -17,7 +17,8 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.timing import Case, planned_bytes
 from paradec_jax.generate import BUCKET
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.folder import say
+from paradec_jax.objectives.job import Job
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.store.model import Model
 from paradec_jax.text.chat import as_prompts
@@ -36,18 +37,15 @@ def asked(
     Raises:
       ValueError: there is none.
     """
-    spec, room = ending(model), model.network.max_length - new_tokens
+    spec, positions = ending(model), model.network.max_length
+    room = positions - new_tokens
     most_ids = room - block - 8  # what is rounded up
-    if most_ids < 2:
-        raise ValueError(
-            f"new_tokens {new_tokens} leave no room for a prompt in the {model.network.max_length} positions of the "
-            "model"
-        )
     first = {examples.prompt(i).tobytes(): i for i in reversed(range(len(examples)))}
     fit = [i for i in sorted(first.values()) if 1 < len(examples.prompt(i)) <= most_ids]
     if not fit:
         raise ValueError(
-            f"no line of the data, or of the held-out one, has a prompt of 2 to {most_ids} tokens"
+            "no line of the data, or of the held-out one, has a prompt of at least 2 tokens that "
+            f"leaves room for {new_tokens} new ones in the {positions} positions of the model"
         )
     ids = np.random.default_rng(seed % 2**64).permutation(fit)[:most].astype(np.int32)
     rows = [examples.prompt(i) for i in ids]
@@ -64,9 +62,8 @@ def ending(model: Model) -> TokenSpec:
     spec = model.token_spec
     if model.chat_template is None:
         return spec
-    return dataclasses.replace(
-        spec, stop=as_prompts(model, [[{"role": "user", "content": "?"}]])[1].stop
-    )
+    _, ends = as_prompts(model, [[{"role": "user", "content": "?"}]])
+    return dataclasses.replace(spec, stop=ends.stop)
 
 
 def batches(
@@ -79,18 +76,17 @@ def batches(
     at most every 30 seconds how far it is.
     """
     stats, fit, due = jax.local_devices()[0].memory_stats(), rows, 0.0
-    have = (
-        stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    have = stats["bytes_limit"] if stats else memory
     while (
         need := planned_bytes(case, prompts.request(np.resize(numbers, fit)))
     ) > have and fit > 1:
         fit //= 2
     line = f"{what}: {fit} rows together, of {rows} asked, take {need / 1e9:.2g} of {have / 1e9:.2g} GB at most"
     for done in range(0, len(numbers), fit):
-        if jax.process_index() == 0 and time.monotonic() >= due:
+        if time.monotonic() >= due:
             due = time.monotonic() + 30
-            print(f"{line}, {done} of {len(numbers)} prompts are done", flush=True)
+            say(f"{line}, {done} of {len(numbers)} prompts are done")
         batch = numbers[done : done + fit]
         yield batch, prompts.request(np.resize(batch, fit))
 
@@ -115,21 +111,31 @@ def speed(job: Job, model: Model, decoder: Any, slow: Any, window: int) -> dict[
     `window` is that of the decoder. Nothing where held-out lines have no prompts, or no room for
     their answers.
     """
-    assert job.held_out is not None
-    first = model is job.model and jax.process_index() == 0
-    held_out, model = job.held_out, here(model)
+    held_out, start, model = job.measured, model is job.model, here(model)
     new_tokens = min(
         max(len(held_out[i][0]) - len(held_out.prompt(i)) for i in range(len(held_out))), MOST
     )
     try:
         _, prompts = asked(held_out, model, job.run.seed, MEASURED, new_tokens, window)
     except ValueError as error:
-        if first:
-            print(f"tokens a call are not measured: {error}")
+        if start:
+            say(f"tokens a call are not measured: {error}")
         return {}
-    (found, calls), (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
-    equal = np.mean([one == other for one, other in zip(found, wanted, strict=True)])
-    return {"tokens a call": sum(map(len, found)) / calls, "equal to one by one": float(equal)}
+    fast, (wanted, _) = (answers(prompts, model, one, ROWS) for one in (decoder, slow))
+    return gain(*fast, wanted)
+
+
+def gain(
+    texts: list[list[int]], calls: int, wanted: list[list[int]], name: str = ""
+) -> dict[str, float]:
+    """Tokens a call of answers, and the share of them that are as wanted, under keys that end in
+    `name`.
+    """
+    equal = np.mean([one == other for one, other in zip(texts, wanted, strict=True)])
+    return {
+        f"tokens a call{name}": sum(map(len, texts)) / calls,
+        f"equal to one by one{name}": float(equal),
+    }
 
 
 def here(model: Any) -> Any:

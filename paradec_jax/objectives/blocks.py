@@ -10,15 +10,14 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import AutoRegressive, BlockDenoising
 from paradec_jax.families import init_params
 from paradec_jax.losses import BlockRules, block_diffusion_loss, next_token_loss
@@ -26,7 +25,8 @@ from paradec_jax.models import batch_flops
 from paradec_jax.noise import BlockNoise
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import speed
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.folder import say
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.store.model import Model
 from paradec_jax.text.chat import conversation
 
@@ -34,7 +34,7 @@ BLOCK = 8  # tokens of a block where a causal model begins to write them
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(Ranged):
+class Blocks(Training):
     """Trains a model to write blocks by denoising them; what the loss does not count, such as a
     prompt, stays clean.
 
@@ -58,14 +58,14 @@ class Blocks(Ranged):
     mask: str | None = None
     chunk: int | None = 256
 
-    families: ClassVar[tuple[str, ...]] = ("causal", "block_diffusion")
+    families = ("causal", "block_diffusion")
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
         model, blocks = self.begun(job)
         data = job.batches(job.examples, block=math.lcm(*blocks), filler=model.token_spec.pad)
         loss, flops = self.loss(model, self.noise, blocks), batch_flops(model.network)
-        return job.fit("blocks", model, loss, data, updates=job.updates(data), flops=flops)
+        return job.fit("blocks", model, loss, data, flops=flops)
 
     def loss(self, model: Model, noise: str, blocks: tuple[int, ...]) -> Objective:
         """SDAR's bound."""
@@ -90,16 +90,13 @@ class Blocks(Ranged):
             raise ValueError(f"look_back adds a layer, which an adapter of {name} cannot have")
         if config.windows:
             raise ValueError(f"{name} has sliding windows, which no model of blocks has")
-        own = (BLOCK,) if causal else (config.block, *(config.blocks or ()))
-        blocks = self.blocks or tuple(dict.fromkeys(own))
-        shape = {
-            field.name: getattr(config, field.name)
-            for field in dataclasses.fields(TransformerConfig)
-        }
+        usual = (BLOCK,) if causal else (config.block, *(config.blocks or ()))
+        blocks = self.blocks or tuple(dict.fromkeys(usual))
+        names = [field.name for field in dataclasses.fields(TransformerConfig)]
+        shape = {name: getattr(config, name) for name in names}
         shape |= {"layers": config.layers + self.look_back, "block": blocks[0]}
-        config = BlockDiffusionConfig(
-            **shape, blocks=tuple(sorted({*blocks})) if len({*blocks}) > 1 else None
-        )
+        lengths = tuple(sorted({*blocks}))
+        config = BlockDiffusionConfig(**shape, blocks=lengths if len(lengths) > 1 else None)
         params = dict(model.params)
         if self.look_back:
             key = jax.random.fold_in(job.run.key, 0)
@@ -107,9 +104,8 @@ class Blocks(Ranged):
         mask = self.unused(job) if causal else model.token_spec.mask
         alignment = self.alignment or model.token_spec.alignment
         spec = dataclasses.replace(model.token_spec, mask=mask, alignment=alignment)
-        return dataclasses.replace(
-            model, config=config, params=params, token_spec=spec, head=None
-        ), blocks
+        model = dataclasses.replace(model, config=config, params=params, token_spec=spec, head=None)
+        return model, blocks
 
     def unused(self, job: Job) -> int:
         """Id of the mask: of the option, else a row of the embedding or a special token that
@@ -126,40 +122,29 @@ class Blocks(Ranged):
             asked = {"role": "user", "content": "?"}
             for role in ("system", "assistant", "tool"):
                 with contextlib.suppress(ValueError):  # of a role that the template refuses
-                    used.update(
-                        words.encode(conversation(job.model, [asked, {**asked, "role": role}]))
-                    )
-        rows, special = (
-            range(words.vocab_size, size),
-            filter(words.is_special, reversed(range(words.vocab_size))),
-        )
-        candidates: Any = itertools.chain(rows, special)
+                    talk = conversation(job.model, [asked, {**asked, "role": role}])
+                    used.update(words.encode(talk))
+        special = filter(words.is_special, reversed(range(words.vocab_size)))
+        candidates: Iterable[int] = itertools.chain(range(words.vocab_size, size), special)
         if self.mask is not None:
             given = int(self.mask) if self.mask.isdecimal() else words.id_of(self.mask)
             candidates = [] if given is None or given >= size else [given]
-        found = next((token for token in candidates if token not in used), None)
-        if found is None:
+        mask = next((token for token in candidates if token not in used), None)
+        if mask is None:
             raise ValueError(
                 f"mask must be a token that neither {job.run.model} nor its chat template nor the data use, "
                 f"not {self.mask}"
             )
-        if jax.process_index() == 0:
-            print(
-                f"the mask is token {found} ({words.token_text(found) or 'which has no text'})",
-                flush=True,
-            )
-        return found
+        say(f"the mask is token {mask} ({words.token_text(mask) or 'which has no text'})")
+        return mask
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Nats a token, of a model of blocks a bound; tokens a call, and whether the answers are
         those one by one.
         """
-        assert job.held_out is not None
         block, pad = getattr(model.config, "block", 1), model.token_spec.pad
         if isinstance(model.config, BlockDiffusionConfig):
-            data = job.batches(
-                job.held_out, packed=False, seed=0, prefetch=0, block=block, filler=pad
-            )
+            data = job.once(block=block, filler=pad)
             nats = job.means(self.loss(model, "count", (block,)), model, data)["loss"]
             decoders: tuple[Any, Any] = BlockDenoising(), BlockDenoising(rule="static")
         else:
@@ -172,10 +157,8 @@ def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]
     """The parameters with `layer` below their layers; its branches add zero, so that it passes
     everything through.
     """
-    moved = {}
-    for name, tree in params.items():
-        part, _, number = name.partition("layer_")
-        moved[name if part else f"layer_{int(number) + 1}"] = tree
+    names = {f"layer_{i}": f"layer_{i + 1}" for i in range(len(params))}
+    moved = {names.get(name, name): tree for name, tree in params.items()}
     attention, mlp = dict(layer["attention"]), dict(layer["mlp"])
     attention["out"], mlp["down"] = jnp.zeros_like(attention["out"]), jnp.zeros_like(mlp["down"])
     return moved | {"layer_0": dict(layer) | {"attention": attention, "mlp": mlp}}

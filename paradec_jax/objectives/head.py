@@ -10,10 +10,9 @@ divergence from the model over that of a head that adds nothing.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode import BlockDenoising
 from paradec_jax.families import choose
 from paradec_jax.losses import ResidualRules, residual_loss
@@ -21,12 +20,13 @@ from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.models.residual_head import ResidualHeadNetwork, inherited
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import here, speed
-from paradec_jax.objectives.run import Bare, Job
+from paradec_jax.objectives.job import Job, Training
+from paradec_jax.objectives.options import Bare
 from paradec_jax.store.model import Model, ResidualHead
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(Ranged):
+class Head(Training):
     """Trains a residual head beside a model of block diffusion, which stays as it is.
 
     Attributes:
@@ -44,8 +44,8 @@ class Head(Ranged):
     chunk: int | None = 32
     rules: Bare[ResidualRules] = ResidualRules(unroll=2)  # noqa: RUF009
 
-    families: ClassVar[tuple[str, ...]] = ("block_diffusion",)
-    without: ClassVar[tuple[str, ...]] = ("lora", "blend")
+    families = ("block_diffusion",)
+    without = ("lora", "blend")
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
@@ -56,8 +56,7 @@ class Head(Ranged):
         else:
             params = ResidualHeadNetwork.init_params(config, key, self.init)
         head, data = ResidualHead(config, params), job.batches(job.examples, **self.rows(model))
-        options: dict[str, Any] = {"updates": job.updates(data), "frozen": dict(model.params)}
-        head = job.fit("head", head, self.loss(model, head), data, **options)
+        head = job.fit("head", head, self.loss(model, head), data, frozen=dict(model.params))
         mix = "none" if self.rules.direct else "sum"
         decoder = f"residual --head-steps {self.rules.unroll} --mix {mix}"
         return dataclasses.replace(model, head=head, decoder=decoder)
@@ -77,13 +76,11 @@ class Head(Ranged):
         """`kl_ratio`, and what decoding gains: `Residual` of K steps with a head, `BlockDenoising`
         without one.
         """
-        assert job.held_out is not None
         ratio = 1.0
         decoder: Any = BlockDenoising()
         if model.head is not None:
-            options = {"packed": False, "seed": 0, "prefetch": 0, **self.rows(model)}
-            data, frozen = job.batches(job.held_out, **options), dict(model.params)
-            ratio = job.means(self.loss(model, model.head), model.head, data, frozen)["kl_ratio"]
+            data, loss = job.once(**self.rows(model)), self.loss(model, model.head)
+            ratio = job.means(loss, model.head, data, dict(model.params))["kl_ratio"]
             model = dataclasses.replace(model, head=here(model.head))
             decoder = choose(model.family, model.decoder).decoder
         return {

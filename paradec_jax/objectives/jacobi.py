@@ -11,32 +11,30 @@ both.
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from paradec_jax import decode
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
-from paradec_jax.data.pairs import Selection, kept, pair_batches
+from paradec_jax.data.pairs import Selection, pair_batches, worth_training
 from paradec_jax.data.trajectories import Trajectories, append, claim
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import case_of
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
-from paradec_jax.io import atomic_write_text
+from paradec_jax.io import atomic_write_text, hold
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, ending, here
-from paradec_jax.objectives.folder import by_first
-from paradec_jax.objectives.run import Bare, Job, Stopped, length_of
+from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, ending, gain, here
+from paradec_jax.objectives.folder import by_first, say
+from paradec_jax.objectives.job import Job, Stopped, Training
+from paradec_jax.objectives.options import Bare
 from paradec_jax.store.model import Model
-from paradec_jax.train.checkpoint import hold
-from paradec_jax.train.recipe import checksums
+from paradec_jax.train.identity import checksums
 
 RULES = ConsistencyRules(
     context="clean",
@@ -49,7 +47,7 @@ RULES = ConsistencyRules(
 
 
 @dataclasses.dataclass(frozen=True)
-class Jacobi(Ranged):
+class Jacobi(Training):
     """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to
     the prompts.
 
@@ -82,10 +80,8 @@ class Jacobi(Ranged):
     rules: Bare[ConsistencyRules] = RULES
 
     BOUNDS = {"block": (2, 65536), "rehearse": (0, 0.99)}  # noqa: RUF012
-    families: ClassVar[tuple[str, ...]] = ("causal",)
-    without: ClassVar[tuple[str, ...]] = (
-        "packed",
-    )  # examples that are rehearsed always are, answers never
+    families = ("causal",)
+    without = ("packed",)  # examples that are rehearsed always are, answers never
 
     @property
     def prompts(self) -> bool:
@@ -98,13 +94,13 @@ class Jacobi(Ranged):
         if job.held_out is not None:  # refused before anything is collected
             asked(job.held_out, model, 0, None, self.new_tokens, max(self.block))
         for which, block in enumerate(self.block):
-            found = self.collected(job, model, which, block)
-            indices = kept(found, stop=ending(model).stop)
-            if jax.process_index() == 0:
-                print(
-                    f"round {which}: {len(indices)} answers to {len(found.decoded)} prompts to learn from"
-                )
-            data, updates = self.data(job, found, indices, job.run.seed + which)
+            answered = self.collected(job, model, which, block)
+            indices = worth_training(answered, stop=ending(model).stop)
+            say(
+                f"round {which}: {len(indices)} answers to {len(answered.decoded)} prompts "
+                "to learn from"
+            )
+            data, updates = self.data(job, answered, indices, job.run.seed + which)
             teacher = dict(model.params) if self.rules.teacher == "frozen" else None
             loss = self.objective(model)
             model = job.fit(f"round-{which}", model, loss, data, updates=updates, frozen=teacher)
@@ -118,59 +114,58 @@ class Jacobi(Ranged):
           Stopped: the time of the call is over before the collection is.
         """
         folder = job.folder / f"round-{which}" / "trajectories"
-        done = (
-            folder.parent / "collected"
-        )  # nothing is added to what a training may have begun with
+        done = folder.parent / "collected"
         model, seed = here(model), job.run.seed + which
+        room = self.new_tokens, max(self.block)
 
+        @hold(folder.parent)
         def work() -> None:
-            settings = {
-                "examples": job.examples.digest,
-                "new_tokens": self.new_tokens,
-                "seed": seed,
-            }
-            ids, prompts = asked(
-                job.examples, model, seed, self.problems, self.new_tokens, max(self.block)
-            )
-            claim(folder, block, settings | {"model": sum(checksums(model.params))})
+            if done.exists():  # nothing is added to what a training may have begun with
+                return
+            settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens}
+            settings |= {"seed": seed, "model": sum(checksums(model.params))}
+            claim(folder, block, settings)
+            ids, prompts = asked(job.examples, model, seed, self.problems, *room)
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
                 if time.monotonic() > job.until:
-                    print(
-                        "the minutes are over before all answers are there: the same command goes on"
+                    say(
+                        "the minutes are over before all answers are there: "
+                        "the same command goes on"
                     )
                     return
                 of = ids[np.resize(batch, request.batch)].tolist()
-                found = collect(case.decoder, case.params, request, of)
-                append(folder, found[: len(batch)])
+                items = collect(case.decoder, case.params, request, of)
+                append(folder, items[: len(batch)])
             atomic_write_text(done, "")
 
-        def alone() -> None:
-            if not done.exists():
-                with os.fdopen(hold(folder.parent)):
-                    work()
-
-        by_first(f"trajectories {which}", alone)
+        by_first(f"trajectories {which}", work)
         if not done.exists():
             raise Stopped(0)
         return Trajectories(folder)
 
     def data(
-        self, job: Job, found: Trajectories, indices: np.ndarray, seed: int
+        self, job: Job, answered: Trajectories, indices: np.ndarray, seed: int
     ) -> tuple[Endless, int]:
         """Batches of pairs, of examples beside them where some are rehearsed, and how many updates
         a round has.
         """
         again = round(self.rehearse * job.run.batch_tokens)
-        options: dict[str, Any] = {"multiple": job.multiple, "alone": self.cllm, "indices": indices}
-        options |= {"selection": Selection(self.order, self.rules.window)}
-        pairs = pair_batches(found, seed=seed, batch_tokens=job.run.batch_tokens - again, **options)
+        pairs = pair_batches(
+            answered,
+            seed=seed,
+            batch_tokens=job.run.batch_tokens - again,
+            indices=indices,
+            selection=Selection(self.order, self.rules.window),
+            alone=self.cllm,
+            multiple=job.multiple,
+        )
         if not self.rehearse:
             return pairs, job.updates(pairs)
-        most, longest = length_of(job.run, job.model), int(np.diff(job.examples.starts).max())
+        longest = int(np.diff(job.examples.starts).max())
         # One shape: each of both kinds would be a program.
-        room = min(most, max(longest, again // job.multiple))
+        room = min(job.length, max(longest, again // job.multiple))
         fresh = job.batches(job.examples, seed=seed, batch_tokens=again, packed=True, length=room)
         both: Any = lambda index: {"pairs": pairs.make(index), "fresh": fresh.make(index)}  # noqa: E731
         return Endless(both, digest=fresh.digest), job.updates(pairs)
@@ -179,9 +174,8 @@ class Jacobi(Ranged):
         """The loss of a round, whose second argument is its teacher."""
         network, rules, spec = model.network, self.rules, ending(model)
         loss = consistency_loss(network, spec, rules, chunk=self.chunk)
-        if (
-            self.cllm
-        ):  # without stop tokens, after which it reads no prompt: turns of a chat end in them
+        if self.cllm:
+            # Without stop tokens, after which it reads no prompt: turns of a chat end in them.
             spec = dataclasses.replace(spec, stop=())
             loss = cllm_loss(network, spec, ar_weight=rules.ar_weight, chunk=self.chunk)
         if not self.rehearse:
@@ -195,14 +189,13 @@ class Jacobi(Ranged):
         model that the run started from; then of the decoders tokens a call, and the share of
         answers equal to those one by one.
         """
-        assert job.held_out is not None
         numbers = {}
-        if job.held_out.counted.any():
+        if job.measured.counted.any():
             loss = next_token_loss(model.network, chunk=self.chunk)
             numbers["nats a token"] = job.means(loss, model)["loss"]
         model, start, n = here(model), here(job.model), self.block[-1]
-        options = self.new_tokens, max(self.block)
-        _, prompts = asked(job.held_out, model, job.run.seed, MEASURED, *options)
+        room = self.new_tokens, max(self.block)
+        _, prompts = asked(job.measured, model, job.run.seed, MEASURED, *room)
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
         texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
         spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]
@@ -211,12 +204,8 @@ class Jacobi(Ranged):
         )
         numbers["nats of its answers at the start"] = -float(scores.mean())
         for name, running in ((f"block {n}", False), (f"running window {n}", True)):
-            found, calls = answers(
-                prompts, model, decode.Jacobi(block=n, running=running), self.rows
-            )
-            equal = np.mean([one == other for one, other in zip(found, alone, strict=True)])
-            numbers[f"tokens a call, {name}"] = sum(map(len, found)) / calls
-            numbers[f"equal to one by one, {name}"] = float(equal)
+            decoder = decode.Jacobi(block=n, running=running)
+            numbers |= gain(*answers(prompts, model, decoder, self.rows), alone, f", {name}")
         return numbers
 
 
@@ -224,16 +213,16 @@ def rehearsing(loss: Objective, next_token: Objective, weight: float) -> Objecti
     """A loss of `pairs`, and beside it a next-token loss of `fresh` with a weight."""
 
     def sums(params: Any, frozen: Any, batch: Any, key: jax.Array) -> Sums:
-        own, other = jax.random.split(key)
-        again = next_token.sums(params, frozen, batch["fresh"] | {"step": batch["step"]}, other)
-        found = loss.sums(params, frozen, batch["pairs"] | {"step": batch["step"]}, own)
-        return found | {f"rehearsal_{name}": part for name, part in again.items()}
+        first, second = jax.random.split(key)
+        step = {"step": batch["step"]}
+        again = next_token.sums(params, frozen, batch["fresh"] | step, second)
+        pairs = loss.sums(params, frozen, batch["pairs"] | step, first)
+        return pairs | {f"rehearsal_{name}": part for name, part in again.items()}
 
     def value(sums: Sums) -> tuple[jax.Array, Metrics]:
         again = {name: part.mean for name, part in sums.items() if name.startswith("rehearsal_")}
-        found, metrics = loss.value(
-            {name: part for name, part in sums.items() if name not in again}
-        )
-        return found + weight * again["rehearsal_loss"], metrics | again
+        pairs = {name: part for name, part in sums.items() if name not in again}
+        value, metrics = loss.value(pairs)
+        return value + weight * again["rehearsal_loss"], metrics | again
 
     return Objective(sums, value)

@@ -10,24 +10,24 @@ section 3).
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config.bounds import MOST_RECURRENCES
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.answers import speed
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.store.model import Model
 
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 
 
 @dataclasses.dataclass(frozen=True)
-class Recurrent(Ranged):
+class Recurrent(Training):
     """Trains a recurrent-depth model at random depth: each update draws its number of recurrences.
 
     Attributes:
@@ -45,19 +45,15 @@ class Recurrent(Ranged):
     backprop_depth: int | None = None
     chunk: int | None = 256
 
-    families: ClassVar[tuple[str, ...]] = ("recurrent_depth",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if 0 in (self.mean, self.first_mean):
-            raise ValueError("mean and first_mean must be above 0")
+    BOUNDS = dict.fromkeys(("mean", "first_mean"), (0.001, MOST_RECURRENCES))
+    families = ("recurrent_depth",)
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
         network, data = job.model.network, job.batches(job.examples)
         updates = job.updates(data)
-        last = network.config.mean_recurrence if self.mean is None else self.mean
-        first = last if self.first_mean is None else self.first_mean
+        last = self.mean or network.config.mean_recurrence
+        first = self.first_mean or last
 
         def mean(step: jax.Array) -> jax.Array:
             return jnp.float32(first + step / updates * (last - first))

@@ -12,12 +12,11 @@ anew each time. The held-out line therefore has what texts of few steps are wort
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from paradec_jax import decode, store
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.data.text import windows as even
 from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.cases import empty_prompts
@@ -26,14 +25,16 @@ from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.losses.self_distillation import SDTT, DistillationRules, self_distillation_loss
 from paradec_jax.objectives.answers import MEASURED, ROWS, answers, here
 from paradec_jax.objectives.folder import by_first
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.masked import windows
-from paradec_jax.objectives.run import Bare, Job, averaged, length_of
+from paradec_jax.objectives.options import Bare
+from paradec_jax.objectives.weights import averaged
 from paradec_jax.store.model import Model
 from paradec_jax.train import Evaluate, Rounds, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Sdtt(Ranged):
+class Sdtt(Training):
     """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump`
     before.
 
@@ -58,9 +59,9 @@ class Sdtt(Ranged):
     rules: Bare[DistillationRules] = SDTT
 
     BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
-    families: ClassVar[tuple[str, ...]] = ("masked_diffusion",)
-    without: ClassVar[tuple[str, ...]] = ("packed", "layers", "lora")
-    windows: ClassVar[bool] = True
+    families = ("masked_diffusion",)
+    without = ("packed", "layers", "lora")
+    windows = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,9 +82,8 @@ class Sdtt(Ranged):
         data = windows(job, job.examples)
         each = job.updates(data)
 
-        def keep(
-            state: TrainState,
-        ) -> Mapping[str, float]:  # before the checkpoint: no kill can lose it
+        def keep(state: TrainState) -> Mapping[str, float]:
+            # Before the checkpoint: no kill can lose it.
             which = (int(state.step) - 1) // each
             student = here(dataclasses.replace(model, params=averaged(state)))
             place = job.folder / f"round-{which}" / "model"
@@ -94,9 +94,14 @@ class Sdtt(Ranged):
 
         loss = self_distillation_loss(model.network, model.token_spec, self.rules, chunk=self.chunk)
         rounds = Rounds(each, self.weights, self.reset_optimizer, self.reset_ema)
-        hooks = [Evaluate(keep, every=each)]
         return job.fit(
-            "sdtt", model, loss, data, updates=self.rounds * each, rounds=rounds, hooks=hooks
+            "sdtt",
+            model,
+            loss,
+            data,
+            updates=self.rounds * each,
+            rounds=rounds,
+            hooks=[Evaluate(keep, every=each)],
         )
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
@@ -105,9 +110,8 @@ class Sdtt(Ranged):
 
         Few steps cost variety, and a text without any costs little, so the two are read together.
         """
-        assert job.held_out is not None
         start, model, steps = here(job.model), here(model), self.aim
-        ids, length = np.asarray(job.held_out.ids), length_of(job.run, model)
+        ids, length = np.asarray(job.measured.ids), job.length
         count = min(len(ids) // length, MEASURED)
         numbers = {"nats a token, at most": cost(model, even(ids, length, count).tolist())}
         prompts = empty_prompts(model, MEASURED, length, job.run.seed)
@@ -119,7 +123,6 @@ class Sdtt(Ranged):
 def cost(model: Model, rows: Sequence[Sequence[int]]) -> float:
     """Upper bound of the nats a token of texts (`evaluate.bound`)."""
     mask: Any = model.token_spec.mask
-    found = bounds(
-        model.network, model.params, [Span(tuple(row)) for row in rows if row], mask, batch=ROWS
-    )
-    return sum(bound.nats for bound in found) / sum(bound.count for bound in found)
+    spans = [Span(tuple(row)) for row in rows if row]
+    each = bounds(model.network, model.params, spans, mask, batch=ROWS)
+    return sum(bound.nats for bound in each) / sum(bound.count for bound in each)

@@ -2,17 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
-from paradec_jax.config.bounds import Ranged
 from paradec_jax.losses import next_token_loss
 from paradec_jax.models import batch_flops
-from paradec_jax.objectives.run import Job
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.store.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Sft(Ranged):
+class Sft(Training):
     """Finetunes a causal model on its data: the cross-entropy of the next token.
 
     Attributes:
@@ -22,14 +20,14 @@ class Sft(Ranged):
 
     chunk: int | None = 256
 
-    families: ClassVar[tuple[str, ...]] = ("causal",)
+    families = ("causal",)
 
     def train(self, job: Job) -> Model:
         """One part: as many updates as the run has."""
         data = job.batches(job.examples)
         loss = next_token_loss(job.model.network, chunk=self.chunk)
         flops = batch_flops(job.model.network)
-        return job.fit("sft", job.model, loss, data, updates=job.updates(data), flops=flops)
+        return job.fit("sft", job.model, loss, data, flops=flops)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Loss in nats a token, and the share of tokens that the model would have chosen."""

@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
-import platform
 import shutil
 import sys
 import warnings
@@ -18,12 +16,14 @@ import jax
 import orbax.checkpoint as ocp
 
 from paradec_jax import facts
-from paradec_jax.io import atomic_write_text, lock, one_sentence, read_object, text_of
+from paradec_jax.io import atomic_write_text, hold, holder_of, one_sentence, read_object
 from paradec_jax.objective import Metrics
-from paradec_jax.train.loop import Hook, Run
+from paradec_jax.train.identity import check_allowed, checksums, difference
+from paradec_jax.train.loop import Call, Hook
 from paradec_jax.train.processes import PeerLost, all_or_none, check_same
-from paradec_jax.train.recipe import check_allowed, checksums, difference
 from paradec_jax.train.step import TrainState
+
+NEWEST = 2  # checkpoints that stay
 
 
 class SaveFailed(OSError):
@@ -39,36 +39,35 @@ class Checkpoint(Hook):
     newest.
 
     FOLDER/checkpoints/STEP appears whole or not at all. FOLDER/run.json says what the run is
-    (`recipe_of`) and where it was computed. Another run is refused, and so is a second writer
+    (`identity_of`) and where it was computed. Another run is refused, and so is a second writer
     (FOLDER/.holder is locked). A checkpoint that cannot be read, or has other checksums than when
     it was saved, is passed over and renamed `STEP.unreadable`.
 
     Args:
       folder: folder of the run, on a local or mounted file system that all processes share; made if
         missing.
-      every, keep: updates between checkpoints, and how many of these are kept.
-      allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it
+      every: updates between checkpoints, of which the `NEWEST` stay.
+      allow: names of `identity.NAMES`, the parts in which the call may differ from the run that it
         goes on with.
     """
 
     _hook: Any = None  # for errors that nobody can catch, before the first one
 
-    def __init__(
-        self, folder: str | Path, *, every: int = 1000, keep: int = 2, allow: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: str | Path, *, every: int = 1000, allow: Sequence[str] = ()) -> None:
         check_allowed(allow)
-        self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
+        self.folder, self.every = Path(folder).resolve(), every
         self.allow, self._places = tuple(allow), self.folder / "checkpoints"
         self._manager: Any = None
-        self._lock: int | None = None
+        self._held = contextlib.ExitStack()
 
-    def begin(self, run: Run, state: TrainState) -> TrainState:
+    def begin(self, run: Call, state: TrainState) -> TrainState:
         primary, computed = jax.process_index() == 0, []
         with all_or_none():
             if primary:
-                self._lock = hold(self.folder)  # whose former holder may have saved until now
+                # Its former holder may have saved until now.
+                self._held.enter_context(hold(self.folder))
                 computed = (
-                    compare(self.folder, run.recipe, self.allow) if steps_in(self._places) else []
+                    compare(self.folder, run.identity, self.allow) if steps_in(self._places) else []
                 )
         steps = steps_in(self._places)
         check_same({"the folder": [holder_of(self.folder), steps[-1:]]}, "all must share it")
@@ -85,7 +84,9 @@ class Checkpoint(Hook):
             if primary:
                 mesh = None if run.mesh is None else dict(run.mesh.shape)
                 here = {"from_update": int(state.step) + 1, "mesh": mesh, **facts.facts()}
-                text = json.dumps({"recipe": run.recipe, "computed": [*computed, here]}, indent=2)
+                text = json.dumps(
+                    {"identity": run.identity, "computed": [*computed, here]}, indent=2
+                )
                 atomic_write_text(self.folder / "run.json", text + "\n")
         # Where it cannot write, it says so at length, and the error below once. Callbacks come
         # after the close too.
@@ -98,7 +99,7 @@ class Checkpoint(Hook):
                 logging.getLogger(name).addFilter(
                     lambda line: "orbax" not in f"{line.pathname} {line.msg}"
                 )
-        options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=NEWEST, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(
             self._places, options=options, item_names=("state", "run")
         )
@@ -116,14 +117,11 @@ class Checkpoint(Hook):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        try:
+        with self._held:
             if self._manager is not None:
                 with self._saving():
                     self._manager.close()
-        finally:
-            if self._lock is not None:
-                os.close(self._lock)
-            self._manager = self._lock = None
+        self._manager = None
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
@@ -231,52 +229,17 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
     }
 
 
-def hold(folder: Path) -> int:
-    """The folder, made if missing, belongs to this process until the descriptor is closed or the
-    process dies.
-
-    A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is
-    refused.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    holder_of(folder)
-    # No link is followed to a file of somebody's.
-    descriptor = os.open(
-        folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-    )
-    try:
-        lock(descriptor)
-    except BlockingIOError:
-        os.close(descriptor)
-        other = f"{holder_of(folder)} is writing to {folder}"
-        raise OSError(f"{other}: wait for its end, or choose another folder") from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-    return descriptor
-
-
-def holder_of(folder: Path) -> str:
-    """The process that last held a folder, empty where none is known. Raises OSError for a file of
-    another kind.
-    """
-    path = folder / ".holder"
-    text = text_of(path) if path.exists() else ""
-    if path.is_symlink() or (text and not text.startswith("process ")):
-        raise OSError(f"{path} exists, and no run wrote it, or it is a link: choose another folder")
-    return text
-
-
-def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
+def compare(folder: Path, identity: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
     """Where the run of a folder was computed so far; raises ValueError where it is another run."""
-    found = read_object(folder / "run.json")
-    if not {"recipe", "computed"} <= found.keys():
+    begun = read_object(folder / "run.json")
+    if not {"identity", "computed"} <= begun.keys():
         raise ValueError(
             f"{folder}/run.json is broken or of an earlier version: choose another folder"
         )
-    before = found["recipe"]
-    names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
+    before = begun["identity"]
+    names = [name for name in identity if before.get(name) != identity[name] and name not in allow]
     if names:
-        others = ", ".join(difference(name, before.get(name), recipe[name]) for name in names)
+        others = ", ".join(difference(name, before.get(name), identity[name]) for name in names)
         then = f"choose another folder, or go on with allow={(*allow, *names)}"
         raise ValueError(one_sentence(f"{folder} was begun with other {others}: {then}"))
-    return found["computed"]
+    return begun["computed"]

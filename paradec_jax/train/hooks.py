@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from paradec_jax.io import atomic_write_text
 from paradec_jax.objective import Metrics
-from paradec_jax.train.loop import Hook, Run
+from paradec_jax.train.loop import Call, Hook
 from paradec_jax.train.processes import all_or_none
 from paradec_jax.train.step import TrainState
 
@@ -42,7 +42,6 @@ class Log(Hook):
       every: updates between lines.
       flops: operations of an update by the shapes of its batch and its metrics, such as
         `models.batch_flops`; lines then have `flops_per_s`.
-      show: whether lines are printed too.
     """
 
     def __init__(
@@ -51,14 +50,12 @@ class Log(Hook):
         *,
         every: int = 100,
         flops: Callable[[Any, Mapping[str, float]], float] | None = None,
-        show: bool = True,
     ) -> None:
         self.path = None if folder is None else Path(folder) / "metrics.jsonl"
-        self.every, self.flops, self.show = every, flops, show
+        self.every, self.flops = every, flops
         self._file: TextIO | None = None
-        self._updates: list[
-            tuple[Metrics, Any]
-        ] = []  # with the shapes of the batch, None where it compiled
+        # Metrics of an update, and shapes of its batch; None where it compiled.
+        self._updates: list[tuple[Metrics, Any]] = []
         self._since = self._compile_s = 0.0
 
     def before(self, step: int) -> None:
@@ -83,13 +80,14 @@ class Log(Hook):
             finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()
-        shown = [
-            name for name in values if name in ("loss", "tokens_per_s") or name.startswith("eval/")
-        ]
-        if self.show and shown:
+        shown = "".join(
+            f"  {name} {value:.4g}"
+            for name, value in values.items()
+            if name in ("loss", "tokens_per_s") or name.startswith("eval/")
+        )
+        if shown:
             left = timedelta(seconds=round((self.run.steps - step) * values.get("step_s", 0)))
-            numbers = "  ".join(f"{name} {values[name]:.4g}" for name in shown)
-            print(f"step {step}/{self.run.steps}  {numbers}  ETA {left}", flush=True)
+            print(f"step {step}/{self.run.steps}{shown}  ETA {left}", flush=True)
 
     def close(self) -> None:
         if self._file is not None:
@@ -107,10 +105,7 @@ class Log(Hook):
         updates, self._updates = self._updates, []
         numbers: list[Metrics] = jax.device_get([metrics for metrics, _ in updates])
         names = [name for name in numbers[0] if name != "finite"]
-        line = {
-            name: float(np.mean([m[name] for m in numbers], dtype=np.float64)) for name in names
-        }
-
+        line = {name: float(np.mean([m[name] for m in numbers], dtype=float)) for name in names}
         timed = [
             (shapes, m)
             for (_, shapes), m in zip(updates, numbers, strict=True)
@@ -148,12 +143,12 @@ def truncate(path: Path, step: int) -> None:
         raise OSError(f"{path} is a link, which no log is written over")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with contextlib.suppress(Exception):
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    atomic_write_text(path, "".join(kept))
+                lines.append(line + "\n")
+    atomic_write_text(path, "".join(lines))
 
 
 class Evaluate(Hook):
@@ -193,7 +188,7 @@ class Preempt(Hook):
         self._noticed = self._together = False
         self._former: dict[int, Any] = {}
 
-    def begin(self, run: Run, state: TrainState) -> TrainState:
+    def begin(self, run: Call, state: TrainState) -> TrainState:
         self._together, self._noticed = jax.distributed.is_initialized(), False
         for number in (signal.SIGINT,) if self._together else SIGNALS:
             # None is a handler that Python does not know; a background job of a shell is to ignore

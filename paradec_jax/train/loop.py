@@ -1,25 +1,26 @@
 """The training loop, and the hooks by which it is logged, saved, evaluated and ended."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from paradec_jax.objective import Metrics
 from paradec_jax.sharding.batches import batch_on, mesh_for, rows_here
+from paradec_jax.train.identity import identity_of
 from paradec_jax.train.processes import PeerLost, check_same, telling_of_lost_peers
-from paradec_jax.train.recipe import recipe_of
 from paradec_jax.train.step import Step, TrainState, TrainStep, spread, state_shardings
 
 
 def fit(
     step: TrainStep | Step,
     state: TrainState,
-    data: "DataIterator",
+    data: Any,
     *,
     steps: int,
     hooks: Sequence["Hook"] = (),
@@ -37,11 +38,11 @@ def fit(
       step: update of `make_train_step`, or a jitted function of your own, `(state, batch) ->
         (state, metrics)`.
       state: state of `TrainState.create`; its arrays are given away.
-      data: batches, dicts of arrays.
+      data: iterator over batches, dicts of arrays, of Grain or with its `get_state` (bytes or JSON
+        values) and `set_state`; `digest` and `take` mean what they do in `data.endless.Endless`.
       steps: updates of the whole run.
       hooks: in the order in which they act, as a rule `Log`, `Evaluate`, `Checkpoint`, `Preempt`.
-      mesh: mesh of `make_mesh`; the one that the state lies on, or none, when None. A run may go on
-        on another.
+      mesh: mesh of `make_mesh`; by default that of the state. A run may go on on another.
 
     Raises:
       NonFiniteLoss: a loss or gradient was not finite.
@@ -52,8 +53,8 @@ def fit(
     mesh = mesh_for(mesh, state)
     if mesh is not None:
         state = spread(state, state_shardings(state, mesh))
-    run = Run(step, state, data, steps, hooks, mesh)
-    with closing(run):
+    run = Call(step, state, data, steps, hooks, mesh)
+    with closing(hooks):
         for hook in hooks:
             state = hook.begin(run, state)
         start = int(state.step)
@@ -79,9 +80,9 @@ def fit(
 class Hook:
     """What is done around updates: override what you need."""
 
-    run: "Run"  # from `begin` on
+    run: "Call"  # from `begin` on
 
-    def begin(self, run: "Run", state: TrainState) -> TrainState:
+    def begin(self, run: "Call", state: TrainState) -> TrainState:
         """Before the first update; returns the state to go on from. Call `super().begin(run,
         state)`.
         """
@@ -109,37 +110,44 @@ class Hook:
         """At the end of every call, also where an error ended it before `begin`."""
 
 
-class Run:
-    """A call of `fit`, with its arguments, as hooks see it.
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of `fit` as hooks see it.
 
     Attributes:
+      step, initial, data, steps, hooks, mesh: arguments of `fit`; no array of the state `initial`
+        is there any more after the first update.
       shapes, compiles: shapes of the arrays of the batch, and whether it is the first of these.
       compile_s: seconds that updates on such batches took so far.
       saved: folder of the newest checkpoint, or None.
     """
 
-    def __init__(
-        self, step: Any, state: TrainState, data: Any, steps: int, hooks: Sequence[Hook], mesh: Any
-    ) -> None:
-        for hook in hooks:
-            if min(getattr(hook, name, 1) for name in ("every", "keep")) < 1:
-                raise ValueError(f"every and keep of {type(hook).__name__} must be at least 1")
-        self.step, self.data, self.steps, self.hooks, self.mesh = step, data, steps, hooks, mesh
-        self.shapes: Any = None
-        self.compiles, self.compile_s = False, 0.0
-        self.saved: Path | None = None
-        self._seen: set[Any] = set()
-        self._unchecked: list[tuple[int, Metrics]] = []
-        self._initial = state
+    step: TrainStep | Step
+    initial: TrainState
+    data: Any
+    steps: int
+    hooks: Sequence[Hook]
+    mesh: jax.sharding.Mesh | None
+    shapes: Any = None
+    compiles: bool = False
+    compile_s: float = 0.0
+    saved: Path | None = None
+    _seen: set[str] = dataclasses.field(default_factory=set)
+    _unchecked: list[tuple[int, Metrics]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for hook in self.hooks:
+            if getattr(hook, "every", 1) < 1:
+                raise ValueError(f"every of {type(hook).__name__} must be at least 1")
         if jax.process_count() > 1:
-            check_same(self.recipe)
+            check_same(self.identity)
 
     @functools.cached_property
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, as JSON values; only before the
         first update.
         """
-        return recipe_of(self.step, self._initial, self.data, self.steps)
+        return identity_of(self.step, self.initial, self.data, self.steps)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Hands a line of the log to all hooks, on process 0."""
@@ -152,10 +160,10 @@ class Run:
         for number, metrics in unchecked:
             if not metrics.get("finite", True):
                 had = f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
-                kept = (
-                    f"the last good one is {self.saved}" if self.saved else "there is no checkpoint"
-                )
-                raise NonFiniteLoss(f"update {number} had {had} and was not applied; {kept}")
+                last = "there is no checkpoint"
+                if self.saved:
+                    last = f"the last good one is {self.saved}"
+                raise NonFiniteLoss(f"update {number} had {had} and was not applied; {last}")
 
     def batch(self, number: int) -> Any:
         """The batch of an update, where it is to lie."""
@@ -166,9 +174,9 @@ class Run:
                 f"the data ended after {number - 1} batches; steps is {self.steps}"
             ) from None
         self.shapes = jax.tree.map(jax.typeof, batch)
-        leaves, structure = jax.tree.flatten(self.shapes)
-        self.compiles = (structure, *leaves) not in self._seen
-        self._seen.add((structure, *leaves))
+        kind = str(self.shapes)
+        self.compiles = kind not in self._seen
+        self._seen.add(kind)
         if self.compiles or len(self._unchecked) == 100:
             self.check()
         return batch
@@ -190,29 +198,13 @@ class NonFiniteLoss(RuntimeError):
     """The loss or a gradient of an update was NaN or infinite, so that it was not applied."""
 
 
-class DataIterator(Protocol):
-    """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can
-    hold.
-
-    A `digest`, a text, tells data from other data. A method `take` is given, over several
-    processes, a function from the rows of a batch to those needed here; batches may then be
-    `data.endless.Part`.
-    """
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
-
-
 @contextlib.contextmanager
-def closing(run: Run) -> Iterator[None]:
+def closing(hooks: Sequence[Hook]) -> Iterator[None]:
     """Closes all hooks at the end, the last one first; not where a process is gone, for which they
     would wait.
     """
     with contextlib.ExitStack() as stack:
-        for hook in run.hooks:
+        for hook in hooks:
             stack.callback(hook.close)
         try:
             with telling_of_lost_peers():

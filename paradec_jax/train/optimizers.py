@@ -103,8 +103,8 @@ def muon(
 
     def dimensions(path: tuple[Any, ...], _: jax.Array) -> MuonDimensionNumbers | None:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found = [pair for pattern, pair in axes.items() if re.search(pattern, name)]
-        return MuonDimensionNumbers(*found[0]) if found else None
+        pairs = (pair for pattern, pair in axes.items() if re.search(pattern, name))
+        return next((MuonDimensionNumbers(*pair) for pair in pairs), None)
 
     optimizer = optax.contrib.muon(
         warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),

@@ -56,23 +56,28 @@ def initialize(
         given = (address, *(None if number is None else int(number) for number in numbers))
     if given[1] == 1:
         return
-    found = given == (None, None, None)
-    if not found and (None in given or ":" not in given[0] or not 0 <= given[2] < given[1]):
+    detect = given == (None, None, None)
+    if not detect and (None in given or ":" not in given[0] or not 0 <= given[2] < given[1]):
         raise ValueError(
             f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}"
         )
-    options: dict[str, Any] = {"cluster_detection_method": None if found else "deactivate"}
-    options |= dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_s)
     try:
-        jax.distributed.initialize(*given, **options)
+        jax.distributed.initialize(
+            given[0],
+            given[1],
+            given[2],
+            cluster_detection_method=None if detect else "deactivate",
+            heartbeat_timeout_seconds=heartbeat_s,
+            shutdown_timeout_seconds=heartbeat_s,
+        )
     except ValueError as error:
-        if not found or "coordinator_address should be defined" not in str(error):
+        if not detect or "coordinator_address should be defined" not in str(error):
             raise  # else JAX found nothing to join
     except RuntimeError as error:
         # Other processes are in the environment, or among devices that were asked for already
         # (TPUs).
         others = any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1
-        if "must be called before" not in str(error) or not found or others:
+        if "must be called before" not in str(error) or not detect or others:
             raise OSError(one_sentence(error)) from error
 
 

@@ -19,8 +19,8 @@ from paradec_jax.sharding.layout import shardings, shardings_like
 from paradec_jax.sharding.mesh import on
 from paradec_jax.sharding.processes import put, shared
 from paradec_jax.sharding.rules import by_rows
+from paradec_jax.train.identity import checksums
 from paradec_jax.train.processes import check_same
-from paradec_jax.train.recipe import checksums
 
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, Metrics]]
@@ -112,8 +112,8 @@ def state_shardings(state: TrainState, mesh: Any) -> TrainState:
 def spread(tree: PyTree, where: PyTree) -> PyTree:
     """Puts arrays where they are to lie. Raises ValueError where processes have different ones."""
     if jax.process_count() > 1:
-        own = [x for x in jax.tree.leaves(tree) if not shared(x) or x.is_fully_replicated]
-        copies = [x.addressable_data(0) if shared(x) else x for x in own]
+        leaves = [x for x in jax.tree.leaves(tree) if not shared(x) or x.is_fully_replicated]
+        copies = [x.addressable_data(0) if shared(x) else x for x in leaves]
         check_same({"parameters": checksums(copies)})
     return put(tree, where)
 
@@ -324,8 +324,8 @@ def in_parts(
     # The loss is linear in its totals, so its slope is that at zero, with the weights of the whole
     # batch. They do not depend on parameters, and XLA leaves the network out of this first pass.
     def weigh(weights: PyTree, inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
-        found = sums(params, *inputs)
-        return {name: weight + found[name].weight for name, weight in weights.items()}, None
+        parts = sums(params, *inputs)
+        return {name: weight + parts[name].weight for name, weight in weights.items()}, None
 
     weights, _ = jax.lax.scan(
         weigh, {name: part.weight for name, part in none.items()}, micro_batches
@@ -338,13 +338,13 @@ def in_parts(
 
     def body(carry: tuple[Sums, PyTree], inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         def sloped(params: PyTree) -> tuple[jax.Array, Sums]:
-            found = sums(params, *inputs)
-            return optax.tree.vdot(slope, {name: part.total for name, part in found.items()}), found
+            parts = sums(params, *inputs)
+            return optax.tree.vdot(slope, {name: part.total for name, part in parts.items()}), parts
 
-        grads, found = jax.grad(sloped, has_aux=True)(params)
+        grads, parts = jax.grad(sloped, has_aux=True)(params)
         so_far, total = carry
         total = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, grads)
-        return (jax.tree.map(jnp.add, so_far, found), total), None
+        return (jax.tree.map(jnp.add, so_far, parts), total), None
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     (whole, total), _ = jax.lax.scan(body, (none, zeros), micro_batches)

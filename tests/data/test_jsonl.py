@@ -15,6 +15,7 @@ from stubs import tiny_causal, tiny_causal_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data import jsonl
+from paradec_jax.data.batches import example_batches
 from paradec_jax.losses import next_token_loss
 
 WORDS = letters("?", *string.ascii_lowercase, *":;<>")
@@ -130,7 +131,7 @@ def examples(tmp_path):
 def test_batches_have_every_example_once_an_epoch(examples, packed):
     def batches(seed=3):
         sizes = {"batch_tokens": 128, "length": 40, "multiple": 2}
-        return jsonl.example_batches(examples, seed=seed, packed=packed, **sizes)
+        return example_batches(examples, seed=seed, packed=packed, **sizes)
 
     data, moved, fresh = batches(), batches(), batches()
     n, wanted = data.make.batches, sorted(examples[i][0][1:].tolist() for i in range(len(examples)))
@@ -160,8 +161,8 @@ def test_batches_have_every_example_once_an_epoch(examples, packed):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_with_blocks_examples_are_whole_and_fill_their_last_one(examples, packed):
-    options = {"batch_tokens": 128, "length": 34, "block": 4, "filler": 9, "prefetch": 0}
-    data, found, wanted = jsonl.example_batches(examples, seed=3, packed=packed, **options), [], []
+    options = {"batch_tokens": 128, "length": 34, "block": 4, "filler": 9}
+    data, found, wanted = example_batches(examples, seed=3, packed=packed, **options), [], []
     for _ in range(data.make.batches):
         batch = next(data)
         for tokens, labelled, positions in zip(*batch.values(), strict=True):
@@ -181,7 +182,7 @@ def test_packed_rows_have_the_loss_of_rows_of_their_own(examples):
     loss, found = next_token_loss(tiny_causal()), []
     sums = jax.jit(lambda batch: loss.sums(tiny_causal_params(), None, batch, None))
     for packed in (False, True):
-        data = jsonl.example_batches(examples, seed=0, batch_tokens=256, length=64, packed=packed)
+        data = example_batches(examples, seed=0, batch_tokens=256, length=64, packed=packed)
         parts = [sums(next(data)) for _ in range(data.make.batches)]
         value, metrics = loss.value(jax.tree.map(lambda *each: sum(each), *parts))
         found.append([value, metrics["accuracy"]])

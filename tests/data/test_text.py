@@ -11,7 +11,6 @@ from paradec_jax.data.text import (
     character_spec,
     character_tokenizer,
     documents,
-    pack,
     read_text,
     windows,
 )
@@ -98,26 +97,6 @@ def test_held_out_windows():
     for length, count in ((24, None), (5, 5), (0, None)):
         with pytest.raises(ValueError, match="windows of"):
             windows(ids, length, count)
-
-
-def test_packing_as_mdlm_does_it():
-    bos, eos = 90, 91
-    texts = [[1, 2, 3], [4], [5, 6]]  # 1 2 3 e 4 e 5 6 e
-    assert pack(texts, 4, bos=bos, eos=eos).tolist() == [
-        [bos, 1, 2, eos],
-        [bos, 3, eos, eos],
-        [bos, 4, eos, eos],
-        [bos, 5, 6, eos],
-    ]
-    many = pack([[7]] * 1500, 102, bos=bos, eos=eos)  # 2000 ids in 20 rows, 1000 in 10
-    assert many.shape == (30, 102) and many.dtype == np.int32
-    # 3000 ids in 3 rows of 900, 1500 in 1: the rest is dropped.
-    uneven = pack([[7, 8]] * 1500, 902, bos=bos, eos=eos)
-    assert len(uneven) == 4 and uneven[3, 1] == 7
-    with pytest.raises(ValueError, match="do not fill a row of 50 ids"):
-        pack(texts, 50, bos=bos, eos=eos)
-    with pytest.raises(ValueError, match="length must be at least 3, not 2"):
-        pack(texts, 2, bos=bos, eos=eos)
 
 
 @pytest.mark.parametrize(

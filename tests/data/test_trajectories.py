@@ -15,9 +15,9 @@ from paradec_jax.data.pairs import (
     PairBucket,
     Selection,
     collate,
-    kept,
     noise_ratio,
     pair_batches,
+    worth_training,
 )
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, append, claim
 from paradec_jax.families import init_params
@@ -169,10 +169,13 @@ def test_filters():
         Generation(2, prompt, [text], N),
         Generation(0, np.ones(MAX_TOKENS - 2 * N + 1, np.int32), [text], N),
     ]
-    assert kept(items).tolist() == [
+    assert worth_training(items).tolist() == [
         0
     ]  # twelve equal tokens, the first prompt again, one that is too long
-    assert kept(items, stop=(5,)).tolist() == [0, 1]  # what follows the stop token is not said
+    assert worth_training(items, stop=(5,)).tolist() == [
+        0,
+        1,
+    ]  # what follows the stop token is not said
 
 
 # Batches

@@ -12,10 +12,10 @@ from paradec_jax import store
 from paradec_jax.cli import main
 from paradec_jax.cli.output import PLACE, ROW, TEMPLATE
 from paradec_jax.disk.folders import ASSETS, MARKER, StoreError, staged
+from paradec_jax.io import hold
 from paradec_jax.objectives import OBJECTIVES
 from paradec_jax.objectives.folder import claim, name_of
 from paradec_jax.store import digest_of
-from paradec_jax.train.checkpoint import hold
 from paradec_jax.train.hooks import truncate
 
 START = str(ASSETS / "tiny-jacobi")
@@ -232,7 +232,12 @@ def test_no_two_models_have_one_default_folder():
         assert name_of(str(Path(source).absolute())) == name_of(source) == name_of(f"{source}/")
 
 
-@pytest.mark.parametrize("write", [hold, lambda folder: truncate(folder / "metrics.jsonl", 1)])
+def held(folder: Path) -> None:
+    with hold(folder):
+        pass
+
+
+@pytest.mark.parametrize("write", [held, lambda folder: truncate(folder / "metrics.jsonl", 1)])
 def test_no_link_is_followed(write):
     for name in (".holder", "metrics.jsonl"):
         Path(name).symlink_to("victim")

@@ -58,7 +58,7 @@ def trained(
         seen.append((place_of(state), sum(COMPILED.values())))
         return {}
 
-    hooks = [Log(folder, every=1, show=False), Evaluate(look, every=1)]
+    hooks = [Log(folder, every=1), Evaluate(look, every=1)]
     hooks += [Checkpoint(folder, every=save, allow=("steps", "optimizer"))]
     state = fitted(name, steps, mesh, optimizer=optimizer, ema_decay=0.9, hooks=hooks)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

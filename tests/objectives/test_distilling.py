@@ -19,10 +19,11 @@ from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.evaluate.cases import Prompts
 from paradec_jax.evaluate.timing import Case
 from paradec_jax.families import init_params
+from paradec_jax.io import hold
 from paradec_jax.objective import Objective, weighted
 from paradec_jax.objectives import answers, jacobi
-from paradec_jax.objectives.run import Run, train
-from paradec_jax.train.checkpoint import hold
+from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.run import train
 
 JACOBI = jacobi.Jacobi(block=(4, 4), new_tokens=8, rows=4, rehearse=0.5)
 
@@ -62,8 +63,8 @@ def test_a_stopped_collection_asks_no_prompt_twice(run, monkeypatch, capsys):
             raise KeyboardInterrupt
         asked.append(sorted({*ids}))
         if len(asked) == 1:
-            with pytest.raises(OSError, match="is writing to"):
-                hold(run.out / "round-0")
+            with pytest.raises(OSError, match="is writing to"), hold(run.out / "round-0"):
+                pass
         return collect(decoder, params, request, ids)
 
     with pytest.raises(SystemExit) as ended:

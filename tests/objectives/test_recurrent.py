@@ -30,4 +30,4 @@ def test_what_a_run_gains_is_measured(source, tmp_path):
 
 def test_a_mean_of_none_is_refused(source, tmp_path, capsys):
     assert refused(source, tmp_path, "--mean", 0, objective="recurrent")
-    assert "mean and --first-mean must be above 0" in capsys.readouterr().err
+    assert "--mean must be at least 0.001, not 0.0" in capsys.readouterr().err

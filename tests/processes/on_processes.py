@@ -91,7 +91,7 @@ def train(
 ) -> dict[str, Any]:
     """Losses of a run, its last parameters, and the rows that this process made."""
     seen, windows = Seen(), Windows()
-    hooks = [Log(folder, every=1, show=False), seen]
+    hooks = [Log(folder, every=1), seen]
     if folder is not None:
         hooks += [Checkpoint(folder, every=1), Preempt()]
     state = fitted(

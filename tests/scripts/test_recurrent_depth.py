@@ -19,7 +19,8 @@ from paradec_jax import load
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.objectives.run import Run, train
+from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.run import train
 
 pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]

@@ -70,7 +70,7 @@ def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: 
     if folder is None:
         return []
     return [
-        Log(folder, every=log, show=False),
+        Log(folder, every=log),
         Checkpoint(folder, every=save, **of_checkpoint),
         Preempt(),
     ]

@@ -30,6 +30,7 @@ from noisy_regression import (
     train,
 )
 
+from paradec_jax.io import hold
 from paradec_jax.objective import Objective
 from paradec_jax.train import (
     Checkpoint,
@@ -42,7 +43,6 @@ from paradec_jax.train import (
     fit,
     make_train_step,
 )
-from paradec_jax.train.checkpoint import hold
 
 # When one array of a damaged checkpoint fails, Orbax leaves the other reads running; their late
 # answers find its event loop closed, which Python reports as unraisable.
@@ -204,14 +204,13 @@ def test_what_is_allowed_is_the_run_from_then_on(tmp_path):
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
-    descriptor = hold(tmp_path)
-    with pytest.raises(OSError, match=f"process .* is writing to {tmp_path}: wait") as caught:
+    message = f"process .* is writing to {tmp_path}: wait"
+    with hold(tmp_path), pytest.raises(OSError, match=message) as caught:
         train(tmp_path)
     assert "\n" not in str(caught.value) and not (tmp_path / "metrics.jsonl").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Not a directory: .*file/run"):
         train(tmp_path / "file" / "run")
-    assert descriptor is not None
 
 
 def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(

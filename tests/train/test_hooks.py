@@ -27,7 +27,7 @@ class Seen(Hook):
 
 def test_lines_rates_evaluations_and_a_trace(tmp_path):
     seen = Seen()
-    log = Log(tmp_path, every=3, flops=lambda batch, metrics: 7.0, show=False)
+    log = Log(tmp_path, every=3, flops=lambda batch, metrics: 7.0)
     evaluate = Evaluate(lambda state: {"copies": state.step}, every=5)
     train(None, Batches(delay=0.01), use=[log, seen, evaluate, Profile(tmp_path / "profile", 2, 3)])
     assert lines_of(tmp_path) == seen.lines
@@ -72,7 +72,6 @@ def test_every_shape_of_batch_compiles_apart_and_a_batch_may_hold_others(tmp_pat
         tmp_path,
         every=3,
         flops=lambda batch, _: float(batch["pairs"]["tokens"].shape[0]),
-        show=False,
     )
     train(None, Nested(), objective=slow, use=[log])
     lines = lines_of(tmp_path)
@@ -91,7 +90,7 @@ def test_a_log_goes_on_without_duplicates(tmp_path, capsys):
     assert "step 3/6  loss " in capsys.readouterr().out
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    train(None, use=[Log(tmp_path, every=2, show=False)], steps=4)
+    train(None, use=[Log(tmp_path, every=2)], steps=4)
     assert [line["step"] for line in lines_of(tmp_path)] == [2, 4]
 
 

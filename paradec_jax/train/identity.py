@@ -1,4 +1,4 @@
-"""What makes a run what it is, as values of JSON that are compared when it is resumed.
+"""What a run was made with, as values of JSON that are compared when it is resumed.
 
 A loss and an optimizer are functions, and what makes one differ from another are the numbers that
 it closes over: `adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over
@@ -6,9 +6,9 @@ the network's config. `plain` collects them. It does not see a number that stand
 function.
 """
 
-import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ import numpy as np
 from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
-# Parts of a recipe in which a resumed run may differ if its caller says so; the arrays of the state
-# are none of them.
+# Parts of an identity in which a resumed run may differ if its caller says so; the arrays of the
+# state are none of them.
 NAMES = (
     "steps",
     "data",
@@ -37,30 +37,28 @@ NAMES = (
 )
 
 
-def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
-    """The recipe of a run, before its first update."""
+def identity_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
+    """What a run was made with, before its first update."""
     with all_or_none():
         if jax.process_count() > 1 and hasattr(data, "take"):
-            data.take(
-                lambda count: (0, count)
-            )  # all rows, of which an earlier call may have taken some
+            # All rows, of which an earlier call may have taken some.
+            data.take(lambda count: (0, count))
         place = data.get_state()
         batch = next(data, None)
         data.set_state(place)
-    batch = plain(getattr(batch, "rows", batch))
-    found = {
+    key = str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()
+    parts = {"step": step}
+    if dataclasses.is_dataclass(step):
+        parts = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    return {
         "steps": steps,
-        "data": {"digest": str(getattr(data, "digest", None)), "first batch": batch},
+        "data": {
+            "digest": str(getattr(data, "digest", None)),
+            "first batch": plain(getattr(batch, "rows", batch)),
+        },
         "arrays": shapes(state),
-        "key": [
-            str(jax.random.key_impl(state.key)),
-            np.asarray(jax.random.key_data(state.key)).tolist(),
-        ],
-    }
-    if not dataclasses.is_dataclass(step):
-        return found | {"step": plain(step)}
-    return found | {
-        field.name: plain(getattr(step, field.name)) for field in dataclasses.fields(step)
+        "key": [*key],
+        **plain(parts),
     }
 
 
@@ -74,45 +72,36 @@ def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
         return value
     if id(value) in outer:
         return "itself"
-    inner = functools.partial(plain, outer=(*outer, id(value)))
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return [shapes(value)[""], int(checksum(value))]
-    if isinstance(value, Mapping):
-        return {str(key): inner(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):  # named tuples too
-        return [inner(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: inner(getattr(value, field.name, None))
-            for field in dataclasses.fields(value)
-        }
-        return {"type": type(value).__qualname__, **fields}
+    outer = (*outer, id(value))
     if isinstance(value, functools.partial):
-        return {"function": inner(value.func), "given": [inner(value.args), inner(value.keywords)]}
-    if isinstance(value, types.MethodType):
-        return {"function": inner(value.__func__), "self": inner(value.__self__)}
-    if isinstance(value, types.FunctionType):
-        return {
+        value = {"function": value.func, "given": [value.args, value.keywords]}
+    elif isinstance(value, types.MethodType):
+        value = {"function": value.__func__, "self": value.__self__}
+    elif isinstance(value, types.FunctionType):
+        defaults = {f"default {i}": item for i, item in enumerate(value.__defaults__ or ())}
+        value = {
             "function": value.__qualname__,
-            **{name: inner(item) for name, item in _held(value).items()},
+            **defaults,
+            **(value.__kwdefaults__ or {}),
+            **inspect.getclosurevars(value).nonlocals,
         }
-    if hasattr(value, "__wrapped__"):  # a jitted function
-        return inner(value.__wrapped__)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = {name: getattr(value, name, None) for name in names}
+        value = {"type": type(value).__qualname__, **fields}
+    elif hasattr(value, "__wrapped__"):  # a jitted function
+        return plain(value.__wrapped__, outer)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, outer) for key, item in value.items()}
+    if isinstance(value, tuple | list):  # named tuples too
+        return [plain(item, outer) for item in value]
     return (value if isinstance(value, type) else type(value)).__qualname__
 
 
-def _held(function: types.FunctionType) -> dict[str, Any]:
-    """Defaults of a function, and what it closes over, by name."""
-    found = {f"default {i}": item for i, item in enumerate(function.__defaults__ or ())}
-    found |= function.__kwdefaults__ or {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not yet bound
-            found[name] = cell.cell_contents
-    return found
-
-
 def difference(name: str, before: Any, now: Any, last: str = "") -> str:
-    """The first place where a part of two recipes differs, with both values where they are short."""
+    """The first place where a part of two identities differs, with both values if short."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         before, now = dict(enumerate(before)), dict(enumerate(now))
     if isinstance(before, dict) and isinstance(now, dict):
@@ -121,15 +110,12 @@ def difference(name: str, before: Any, now: Any, last: str = "") -> str:
             name, before.get(key), now.get(key), key if isinstance(key, str) else last
         )
     where = f"{name} ({last})" if last else name
-    return (
-        f"{where} [{before} there, {now} here]"
-        if max(len(str(before)), len(str(now))) <= 40
-        else where
-    )
+    short = max(len(str(before)), len(str(now))) <= 40
+    return f"{where} [{before} there, {now} here]" if short else where
 
 
 def check_allowed(allow: Iterable[str]) -> None:
-    """Refuses names of which no recipe has a part. Raises ValueError."""
+    """Refuses names of which no identity has a part. Raises ValueError."""
     if isinstance(allow, str) or set(allow) - set(NAMES):
         raise ValueError(
             f"allow must hold names among {', '.join(NAMES)}, not {', '.join(allow)!r}"
