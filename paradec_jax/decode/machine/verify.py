@@ -88,17 +88,13 @@ def verify(
 
     Args:
       decoder, params, state, knobs: as for `step`; `state` is a `CachedState`.
-      drafts: the drafts, K tokens each. One is computed where all are the same in every row.
+      drafts: the drafts, K tokens each. One is computed where that is enough for all rows.
       lengths: tokens of a draft that count.
       widths: compiled numbers of tokens below W = K + 1, as for `forward_tree`.
     """
-    network, rows, at, (batch, count, size) = (
-        decoder.network,
-        state.rows,
-        state.cached,
-        drafts.shape,
-    )
+    rows, at, (batch, count, size) = state.rows, state.cached, drafts.shape
     newest = jnp.broadcast_to(rows.newest[0][:, None], (batch, count, 1))
+    # A row needs one draft where the others repeat it, and `lengths` tokens of each.
     reads = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), count, 1)
     counts = jnp.arange(count)[:, None] < reads[:, None, None]
     counts &= jnp.arange(size) < lengths[:, None, None]
@@ -117,7 +113,7 @@ def verify(
         return Reading(one=one, rest=(winner, accepted, after), kept=winner)
 
     call = forward_tree(
-        network,
+        decoder.network,
         params,
         Prefix(state.cache, at),
         Windows.star(jnp.concatenate([newest, drafts], axis=2), at, reads * ~rows.done),
@@ -128,7 +124,7 @@ def verify(
     )
     (tokens, log_probs, agrees), (winner, accepted, after) = call.one, call.rest
     rows = rows.spend(call.counts, call.positions)
-    cache = network.write(state.cache, call.kv, write_after_read(at, tokens))
+    cache = decoder.network.write(state.cache, call.kv, write_after_read(at, tokens))
     return Verified(winner, accepted, tokens, log_probs, agrees[:, :-1], after, rows, cache)
 
 
