@@ -13,9 +13,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn import masks
 
 
@@ -62,12 +61,6 @@ class Levels:
         fed = jnp.concatenate([tokens, jnp.maximum(guesses, 0).reshape(batch, -1)], axis=1)
         ahead = jnp.concatenate([ahead, places.reshape(batch, -1)], axis=1)
         return fed, ahead, masks.lookahead(level, column, count, length)
-
-    def newest(self, x: Shaped[Array, "B W *rest"]) -> Shaped[Array, "B columns *rest"]:
-        """What belongs to the newest level, of an array over all slots of a call; the first `width`
-        count.
-        """
-        return window(x, self.filled * self.width, self.tokens.shape[2])
 
     def advance(self, fresh: Int[Array, "B columns"], token: Int[Array, "B 1"]) -> "Levels":
         """The window one position on: a full one moves its levels up, another one gets a level.

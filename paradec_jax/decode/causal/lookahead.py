@@ -31,7 +31,7 @@ from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.verify import accept, counted
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import entry_of, write_after_read
+from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
 
 
 @jax.tree_util.register_dataclass
@@ -191,25 +191,25 @@ class Lookahead(DecoderBase):
           network's choice after the newest token, then after each token of the guesses, [B, 1 +
           G m]; log-probabilities of these choices.
         """
-        levels, guesses, (batch, _, length) = state.levels, state.guesses, state.guesses.shape
+        levels, guesses, (batch, count, length) = state.levels, state.guesses, state.guesses.shape
         fed, ahead, mask = levels.beside(guesses)
         positions = state.cached[:, None] + ahead
         prefix = Prefix(state.cache, state.cached)
         out = self.network.forward(params, fed, positions, prefix, mask)
 
-        def judged(x: Array) -> Array:
-            """What belongs to the newest token, then to each token of the guesses."""
-            return jnp.concatenate([x[:, :1], x[:, -guesses[0].size :]], axis=1)
-
-        # Scores of the older levels are not needed.
-        newest = levels.newest(out.hidden)
-        hidden = jnp.concatenate([newest, judged(out.hidden)], axis=1)
-        ahead, logits = jnp.split(self.network.logits(params, hidden), [newest.shape[1]], axis=1)
+        # Slots of the newest level, of which `width` count; of t; of the guesses. Scores of the
+        # older levels are not needed.
+        hidden, last, columns = out.hidden, -count * length, levels.tokens.shape[2]
+        newest = window(hidden, levels.filled * levels.width, columns)
+        hidden = jnp.concatenate([newest, hidden[:, :1], hidden[:, last:]], axis=1)
+        ahead, logits = jnp.split(self.network.logits(params, hidden), [columns], axis=1)
         fresh = jnp.argmax(ahead, axis=-1).astype(jnp.int32)
+
+        chosen_at = jnp.concatenate([positions[:, :1], positions[:, last:]], axis=1) + 1
         seen = earlier(guesses)  # before the first token of any guess there is none
         later = seen[:, :, 1:].reshape(batch, -1, length)
         before = jnp.concatenate([seen[:, 0, :1], later], axis=1)
-        choices = self.sample(logits, judged(positions) + 1, state.rows, knobs, before=before)
+        choices = self.sample(logits, chosen_at, state.rows, knobs, before=before)
         return out, fresh, choices, self.scores(logits, choices)
 
 
