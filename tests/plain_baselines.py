@@ -50,7 +50,7 @@ def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) 
     text, length, calls, positions = text_of(stub, prompt, new), prompt + 1, 1, prompt
     while length < prompt + new:
         done, most = text[:length], options["max_ngram"]
-        few = draft_of(done, most, options["min_ngram"], options["num_short"])
+        few = draft_of(done, most, options["min_ngram"], 1)
         draft = draft_of(done, most, most, options["num_pred"]) or few
         length += right(draft, text[length:]) + 1
         calls, positions = calls + 1, positions + 1 + len(draft)

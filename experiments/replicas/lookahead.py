@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from paradec_jax.decode.causal import lookahead
 from paradec_jax.decode.causal.lookahead import Lookahead, LookaheadInfo, LookaheadState
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -48,8 +47,10 @@ class ReleasedLookahead(DecoderBase):
         """A call of `Lookahead` that reads no text; then the pool reads the newest token once for
         each accepted.
         """
-        recent, silent = state.recent, dataclasses.replace(state, recent=None)
-        state, info = Lookahead(**vars(self)).step(params, silent, knobs)
+        recent, silent = state.pool.recent, dataclasses.replace(state.pool, recent=None)
+        state = dataclasses.replace(state, pool=silent)
+        state, info = Lookahead(**vars(self)).step(params, state, knobs)
         repeated = jnp.broadcast_to(state.rows.newest[0], (len(info.accepted), self.level - 1))
-        pool, recent = lookahead.read_on(state.pool, recent, repeated, info.accepted + 1)
-        return dataclasses.replace(state, pool=pool, recent=recent), info
+        pool = dataclasses.replace(state.pool, recent=recent)
+        pool = pool.read(repeated, info.accepted + 1)
+        return LookaheadState.begin(state.rows, state.cache, state.levels, pool), info

@@ -9,17 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.causal.prompt_lookup import (
-    PromptLookupInfo,
-    commit_right,
-    counted,
-    find_draft,
-    read,
-    verify,
-)
+from paradec_jax.decode.causal.prompt_lookup import PromptLookupInfo, find_draft
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.verify import accept, counted, verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +42,20 @@ class ReleasedPromptLookup(DecoderBase):
         """Reads the prompt with a draft after it and commits the first tokens."""
         draft, drafted = self.draft(request.tokens, request.lengths)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.num_pred + 1)
-        predicted = read(self, params, rows, knobs, draft, out.hidden[:, None])
+        tokens, logits = self.predict(params, rows, knobs, out.hidden[:, None], draft[:, None])
+        _, accepted, _ = accept(counted(draft, drafted)[:, None], tokens)
+        tokens, scores = tokens[:, 0], self.scores(logits[:, 0], tokens[:, 0])
         rows = rows.spend(out.counts, request.lengths + drafted)
-        rows, _, _ = commit_right(rows, predicted.one, draft, drafted)
-        return CachedState(rows, cache)
+        return CachedState(rows.commit(tokens, accepted + 1, scores), cache)
 
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
         draft, drafted = self.draft(state.rows.tokens, state.rows.length)
-        state, accepted = verify(self, params, state, draft, drafted, knobs, (1,))
-        return state, PromptLookupInfo(draft, drafted, accepted)
+        right = verify(self, params, state, draft[:, None], drafted, knobs, (2,))
+        rows = right.rows.commit(right.tokens, right.accepted + 1, right.log_probs)
+        return CachedState(rows, right.cache), PromptLookupInfo(draft, drafted, right.accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, the token alone where none is found."""

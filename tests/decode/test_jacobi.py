@@ -13,7 +13,7 @@ from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.decode import Reason
-from paradec_jax.decode.causal.jacobi import EMPTY, after_token
+from paradec_jax.decode.causal.recycling import EMPTY, after_token
 from paradec_jax.decode.machine import rows as machine
 
 COUNTING = StubCausal(weights=(1, 0), slope=0)  # the next token is one more

@@ -10,16 +10,16 @@ from plain_baselines import keep, lookahead_count
 from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.decode.causal import lookahead
 from paradec_jax.decode.causal.lookahead import RecordedLookahead
+from paradec_jax.decode.causal.ngrams import CHUNK, NGrams
 
 VOCAB, PLACES, N = 4, 3, 3
-EMPTY = jnp.full((2, VOCAB, PLACES, N - 1), -1, jnp.int32)
+EMPTY = NGrams(jnp.full((2, VOCAB, PLACES, N - 1), -1, jnp.int32))
 
 
 def listed(pool) -> list[dict]:
     """The lists of each row of a pool."""
-    rows = np.asarray(pool).tolist()
+    rows = np.asarray(pool.lists).tolist()
     lists = [[[tuple(e) for e in entries if e[0] >= 0] for entries in row] for row in rows]
     return [{key: entries for key, entries in enumerate(row) if entries} for row in lists]
 
@@ -31,7 +31,7 @@ def test_insertions_are_those_of_lists(seed):
     for _ in range(6):
         new, valid = rng.integers(0, VOCAB, (2, 9, N)), rng.random((2, 9)) < 0.8
         new[..., 1:] %= 2  # so that many are the same
-        pool = jax.jit(lookahead.insert)(pool, jnp.asarray(new), jnp.asarray(valid))
+        pool = jax.jit(NGrams.insert)(pool, jnp.asarray(new), jnp.asarray(valid))
         for row, some, count in zip(plain, new.tolist(), valid, strict=True):
             for ngram, counts in zip(some, count, strict=True):
                 if counts:
@@ -39,11 +39,11 @@ def test_insertions_are_those_of_lists(seed):
         assert listed(pool) == plain
 
 
-@pytest.mark.parametrize("width", [2, lookahead.CHUNK, 2 * lookahead.CHUNK + 5])
+@pytest.mark.parametrize("width", [2, CHUNK, 2 * CHUNK + 5])
 def test_a_text_is_read_from_its_start(width):
     tokens = np.random.default_rng(width).integers(0, VOCAB, (2, width))
     lengths = np.array([width, max(width - 7, 1)])
-    pool = jax.jit(lookahead.insert_text)(EMPTY, jnp.asarray(tokens), jnp.asarray(lengths))
+    pool = jax.jit(NGrams.read_prompt)(EMPTY, jnp.asarray(tokens), jnp.asarray(lengths))
     plain = [{}, {}]
     for row, text, length in zip(plain, tokens.tolist(), lengths, strict=True):
         for start in range(length - N + 1):

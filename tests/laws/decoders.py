@@ -114,7 +114,6 @@ ROWS = {
         max_ngram=2,
         num_pred=3,
         min_ngram=1,
-        num_short=2,
     ),
     "lookahead": causal_row(
         decode.Lookahead,

@@ -2,6 +2,7 @@
 decoding writes.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -65,11 +66,10 @@ def test_a_guess_of_lookahead_sees_its_own_tokens():
     """The choices after the first row's newest token and after each token of a guess of new ones."""
     decoder = decode.Lookahead(NETWORK, SIZE, level=4, window=3, guesses=2)
     knobs = decoder.knobs(decoder.Knobs(repetition_penalty=3.0))
-    state, guesses = (
-        jax.jit(decoder.init)(PARAMS, REQUEST, knobs),
-        np.array([[[9, 8, 9], [22, 18, 21]]] * 3),
-    )
-    choices = jax.jit(decoder._look)(PARAMS, state, guesses, knobs)[2][0]
+    guesses = jnp.array([[[9, 8, 9], [22, 18, 21]]] * 3)
+    state = jax.jit(decoder.init)(PARAMS, REQUEST, knobs)
+    state = dataclasses.replace(state, guesses=guesses)
+    choices = jax.jit(decoder._look)(PARAMS, state, knobs)[2][0]
     for seen, at in enumerate((0, 4, 5, 6)):
         text = np.concatenate([state.rows.tokens[0, :4], guesses[0, 1, :seen]])
         assert choices[at] == scores_after(text, 3.0).argmax()

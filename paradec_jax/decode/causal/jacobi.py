@@ -1,16 +1,14 @@
 """Jacobi decoding of causal models: draft a window, compare it with the network's own predictions,
-keep what agrees.
+keep what agrees; the predictions after it are the next draft.
 
 ::
 
     fed          x  d1 d2 d3 d4      x the newest committed token, d the draft after it
-    predictions  g0 g1 g2 g3 g4      g_i the token that belongs after fed token i
-    accepted        =  =  /          d1 = g0, d2 = g1, d3 != g2: m = 2 drafts
+    predictions  g0 g1 g2 g3 g4      d1 = g0, d2 = g1, d3 != g2: m = 2 drafts are accepted
     committed    g0 g1 g2            m + 1 tokens; g3 g4 begin the next draft
 
-The first prediction follows from committed tokens alone, and each accepted draft makes the next one
-follow from them too. So the output is that of autoregressive decoding, whatever the draft was
-(Santilli et al. 2023; Jacobi Forcing).
+The output is that of autoregressive decoding (`machine/verify.py`; Santilli et al. 2023; Jacobi
+Forcing).
 
 With several blocks, drafts reach beyond the block that is verified (Jacobi Forcing, Algorithm 1; K
 = 3, n = 4)::
@@ -21,26 +19,22 @@ With several blocks, drafts reach beyond the block that is verified (Jacobi Forc
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.decode.causal.recycling import EMPTY, recycle
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
+from paradec_jax.decode.machine.verify import counted, verify
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, uniform
-from paradec_jax.decode.rules.windows import entry_of, shift, window, write_after_read
-
-EMPTY = -1  # no token: equal to none
+from paradec_jax.decode.rules.windows import shift, window
 
 
 @jax.tree_util.register_dataclass
@@ -185,83 +179,38 @@ class Jacobi(DecoderBase):
         """One iteration in the manner of Algorithm 1, in one network call for all candidates of all
         rows.
         """
-        before, at, end, drafts = state.rows, state.cached, state.window_end, state.candidates
+        before, end = state.rows, state.window_end
 
-        # Assemble the window: the newest token, then each candidate's guesses of the tokens after
-        # it.
-        newest = jnp.broadcast_to(before.newest[0][:, None], (*drafts.shape[:2], 1))
-        fed = jnp.concatenate([newest, drafts], axis=2)
-        # One candidate where all repeat the draft; one block until another is spawned, but with a
-        # pool all of them, since it remembers what was predicted beyond the window's end.
-        count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
         # Verify: the candidate whose guesses agree longest wins, and m of them are accepted.
-        call = forward_tree(
-            self.network,
-            params,
-            Prefix(state.cache, at),
-            Windows.star(fed, at, count * ~before.done),
-            functools.partial(self._verify, params, state, knobs, count),
-            width=end - at,
-            widths=() if self.pool else (self.block,),
-            bounded=self.bounded,
-        )
-        (tokens, log_probs, agrees), (winner, m, best) = call.one, call.rest
+        # One block is enough until another is spawned, but a pool remembers the whole width.
+        widths = () if self.pool else (self.block,)
+        won = verify(self, params, state, state.candidates, end - before.length, knobs, widths)
 
         # Commit them and the token after them, which follows from them.
-        rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
-        cache = self.network.write(state.cache, call.kv, write_after_read(at, tokens))
+        count = won.accepted + 1
+        rows = won.rows.commit(won.tokens, count, won.log_probs)
 
-        # Spawn a block where the newest one agrees on a share r; promote the next one where it is
-        # reached.
-        new_end = self.next_end(rows, at, end, agrees[:, :-1], knobs.spawn)
+        # Spawn a block where the newest one agrees on a share r; promote the next one where the
+        # window has reached it.
+        new_end = self.next_end(rows, state.cached, end, won.agrees, knobs.spawn)
+
         # Refresh: what the winner predicts up to the old end is the draft; what nothing predicts
         # yet is random.
-        known = jnp.minimum(end - at, self.width)[:, None] - (m[:, None] + 1)
+        known = (end - before.length - won.accepted)[:, None]
+        predicted = shift(won.tokens, count, self.width - 1)
         fill = self._fill(state.uniforms, rows.tokens, rows.length)
-        draft = jnp.where(jnp.arange(self.width - 1) < known, shift(tokens, m + 1)[:, :-1], fill)
-        # Recycle: a rejected iterate may hold the right tokens at the wrong place (section 4).
-        drafts = self._with_others(draft, state.pool, rows, best, known)
-        iterate = jnp.concatenate([before.newest[0], tokens], axis=1)
-        pool = jnp.concatenate([iterate[:, None], state.pool], axis=1)[:, : self.pool]
-        info = JacobiInfo(winner, m, rows.length - before.length)
-        return JacobiState(rows, cache, drafts, new_end, pool, state.uniforms), info
+        draft = jnp.where(jnp.arange(self.width - 1) < known, predicted, fill)
 
-    def _verify(
-        self,
-        params: Any,
-        state: JacobiState,
-        knobs: Any,
-        count: Int[Array, "B"],
-        hidden: Float[Array, "B r w D"],
-    ) -> Reading:
-        """The winner's tokens, log-probabilities and agreement; which one it is, its m, and the
-        next-best tokens.
-        """
-        tokens, logits = self.predict(params, state.rows, knobs, hidden, state.candidates)
-        candidates, width = tokens.shape[1:]
-        # A guess agrees if it is what the token before it predicts, as far as the window goes.
-        inside = state.rows.length[:, None] + jnp.arange(width - 1) < state.window_end[:, None]
-        computed = jnp.arange(candidates) < count[:, None]
-        guesses = state.candidates[:, :candidates, : width - 1]
-        agrees = (guesses == tokens[:, :, :-1]) & inside[:, None] & computed[:, :, None]
-        # The candidate of the longest leading agreement wins, the first among equals.
-        matches = jax.vmap(select.leading_run)(agrees)
-        winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        own, agrees, likely = entry_of((tokens, agrees, logits), winner)
-        log_probs = self.scores(likely, own)
-        best = None
-        if (
-            self.num_candidates > 1
-        ):  # read where the next draft begins, by one slice: the others are large
-            at = winner * width + jnp.minimum(m + 1, width - 1)
-            after = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
-            best = select.best(after, self.num_candidates)[:, 1:]
-        return Reading(one=(own, log_probs, agrees), rest=(winner, m, best), kept=winner)
+        # Recycle: candidates come out of the iterates of earlier calls, and this one joins them.
+        drafts = recycle(draft, state.pool, rows.newest[0], won.after, known, self.num_candidates)
+        iterate = jnp.concatenate([before.newest[0], won.tokens], axis=1)
+        pool = jnp.concatenate([iterate[:, None], state.pool], axis=1)[:, : self.pool]
+        info = JacobiInfo(won.winner, won.accepted, rows.length - before.length)
+        return JacobiState(rows, won.cache, drafts, new_end, pool, state.uniforms), info
 
     def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
         """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
-        position = state.rows.length[:, None] + jnp.arange(self.width - 1)
-        return jnp.where(position < state.window_end[:, None], state.candidates[:, 0], -1)
+        return counted(state.candidates[:, 0], state.window_end - state.rows.length)
 
     def next_end(
         self, rows: Rows, at: Array, old: Array, agrees: Array, spawn: Any
@@ -297,47 +246,3 @@ class Jacobi(DecoderBase):
         """A token for each of the next W - 1 positions, drawn uniformly from those of the row."""
         drawn = jnp.floor(window(uniforms, lengths, self.width - 1) * lengths[:, None])
         return jnp.take_along_axis(tokens, drawn.astype(jnp.int32), axis=1)
-
-    def _with_others(
-        self, draft: Array, pool: Array, rows: Rows, best: Array | None, known: Array
-    ) -> Int[Array, "B R drafts"]:
-        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's
-        first guess.
-        """
-        if best is None:
-            return draft[:, None]
-        others = self.num_candidates - 1
-        recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(
-            pool, rows.newest[0][:, 0], draft
-        )
-        repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
-        valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
-        return distinct(draft, jnp.concatenate([recycled, repairs], axis=1), valid, others + 1)
-
-
-def after_token(
-    iterate: Array, token: Array, draft: Array
-) -> tuple[Int[Array, " drafts"], Bool[Array, ""]]:
-    """What stood after a token's first occurrence in an iterate, completed by the draft; whether
-    anything did.
-    """
-    hits = iterate[:-1] == token
-    room = jnp.pad(iterate, (0, len(draft)), constant_values=EMPTY)
-    stood = lax.dynamic_slice_in_dim(room, jnp.argmax(hits) + 1, len(draft))
-    return jnp.where(stood == EMPTY, draft, stood), jnp.any(hits) & (stood[0] != EMPTY)
-
-
-def distinct(
-    draft: Int[Array, "B K"], others: Int[Array, "B M K"], valid: Bool[Array, "B M"], count: int
-) -> Int[Array, "B R K"]:
-    """The draft and the first candidates that are valid and new, `count` together.
-
-    Where there are fewer, the rest are repetitions of the draft, which change nothing.
-    """
-    everything = jnp.concatenate([draft[:, None], others], axis=1)
-    valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
-    equal = jnp.all(everything[:, :, None] == everything[:, None], axis=-1)
-    new = valid & ~jnp.any(jnp.tril(equal, -1) & valid[:, None], axis=-1)
-    order = jnp.argsort(~new, axis=1, stable=True)[:, :count]
-    chosen = jnp.take_along_axis(everything, order[:, :, None], axis=1)
-    return jnp.where(jnp.take_along_axis(new, order, axis=1)[:, :, None], chosen, draft[:, None])
