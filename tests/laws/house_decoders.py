@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, SamplingKnobs, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.windows import window, write_after_read
 
@@ -111,7 +111,7 @@ class DualCache(DecoderBase):
     def init(self, params: Any, request: Request, knobs: RevealKnobs) -> DualCacheState:
         """Reads the canvas once."""
         canvas = Canvas.of(self.begin(request, self.block), self.spec.mask)
-        start, width = jnp.zeros_like(canvas.rows.length), canvas.final.shape[1]
+        start, width = jnp.zeros_like(canvas.rows.length), canvas.shown.shape[1]
         tokens, positions, _, mask = canvas.window(start, width)
         out = self.network.forward(params, tokens, positions, None, mask)
         cache = self.network.write(self.empty_cache(request, width), out.kv, start)
@@ -124,7 +124,7 @@ class DualCache(DecoderBase):
         at = state.rows.length // self.block * self.block
         tokens, positions, open_, mask = state.window(at, self.block)
         elsewhere = state.inside & (
-            jnp.arange(state.final.shape[1]) // self.block != at[:, None] // self.block
+            jnp.arange(state.shown.shape[1]) // self.block != at[:, None] // self.block
         )
         if self.per_query:
             elsewhere = jnp.broadcast_to(elsewhere[:, None], (*positions.shape, elsewhere.shape[1]))

@@ -18,8 +18,8 @@ from stubs import PROMPTS, StubDenoiser, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.rows import Reason
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.text.stop_strings import StopStrings
 
 STUB = StubDenoiser(sharpness=12.0)

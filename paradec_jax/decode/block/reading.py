@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, BlockRead, read_states
+from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead, read_states
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.shapes import unless_idle
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.windows import last_of, window
 from paradec_jax.nn import masks
 

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -28,7 +29,6 @@ from paradec_jax.decode.machine.knobs import (
     knob,
 )
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import partition, score, select
 from paradec_jax.decode.rules.subs import without_mask
 
@@ -141,7 +141,7 @@ class MaskedDecoder(DecoderBase):
     def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
-        positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
+        positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":
             groups = partition.single(bits, open_)

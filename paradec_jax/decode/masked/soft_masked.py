@@ -90,7 +90,7 @@ class SoftMasked(MaskedDecoder):
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
         hard = self.fill(request, 0, knobs)
         offsets = given_offsets(
-            type(self).__name__, request, self.network.embedding(params), hard.final
+            type(self).__name__, request, self.network.embedding(params), hard.shown
         )
         return SoftMaskedState(**vars(hard), offsets=offsets)
 

@@ -1,10 +1,10 @@
-"""A canvas: positions revealed in any order, until each row's are final.
+"""A canvas: positions revealed in any order, until each row's are all shown.
 
 ::
 
     position    0 1 2 3 4 5 6 7 | 8 9        `limit` = 8
     tokens      a b _ d _ _ g _ | . .        given or revealed, _ the mask
-    final       x x . x . . x . |            length = 2: the leading run of final positions
+    shown       x x . x . . x . |            length = 2: the leading run of shown positions
 
 A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas
 of blocks goes on to the end of the block that holds the last of these positions: the network sees
@@ -27,48 +27,70 @@ AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a step does to a block.
+
+    Attributes:
+      where: positions that it reveals, [B, W].
+      tokens: token drawn for every position, [B, W]; only those of revealed positions count.
+      scores: confidence c of each token, [B, W].
+      log_probs: log-probability of each token, [B, W], where the decoder keeps them.
+    """
+
+    where: Bool[Array, "B W"]
+    tokens: Int[Array, "B W"]
+    scores: Float[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
+
+    def only(self, rows: Bool[Array, "B"]) -> "Choice":
+        """The same choice, which reveals nothing in the other rows."""
+        return dataclasses.replace(self, where=self.where & rows[:, None])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Canvas:
     """The state of masked families, or its base: streaming, stop strings and the queue read `rows`,
     as everywhere.
 
     Attributes:
-      rows: tokens (the mask's id where none is final), lengths, counts.
-      final: positions whose token was given or revealed and stays, [B, S].
+      rows: tokens (the mask's id where none is shown), lengths, counts.
+      shown: positions whose token was given or revealed, [B, S].
       block: positions of a block; 1 where the canvas ends at the row's limit.
     """
 
     rows: Rows
-    final: Bool[Array, "B S"]
+    shown: Bool[Array, "B S"]
     block: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def of(cls, rows: Rows, mask: int, block: int = 1) -> "Canvas":
-        """The canvas of fresh rows: given tokens are final, `mask` stands everywhere else."""
-        final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
+        """The canvas of fresh rows: given tokens are shown, `mask` stands everywhere else."""
+        shown = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
         if rows.fixed is not None:
-            final |= rows.fixed
-        tokens = jnp.where(final, rows.tokens, mask)
-        return cls(dataclasses.replace(rows, tokens=tokens), final, block)
+            shown |= rows.fixed
+        tokens = jnp.where(shown, rows.tokens, mask)
+        return cls(dataclasses.replace(rows, tokens=tokens), shown, block)
 
     @property
     def drafts(self) -> Int[Array, "B S"]:
         """Final tokens from each row's `length` on, -1 where none is: what its position's
         neighbours see already.
         """
-        within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
-        known = jnp.where(self.final & within, self.rows.tokens, -1)
+        within = jnp.arange(self.shown.shape[1]) < self.rows.limit[:, None]
+        known = jnp.where(self.shown & within, self.rows.tokens, -1)
         return shift(known + 1, self.rows.length) - 1
 
     @property
     def inside(self) -> Bool[Array, "B S"]:
         """Positions of each row's canvas."""
         end = -(-self.rows.limit // self.block) * self.block
-        return jnp.arange(self.final.shape[1]) < end[:, None]
+        return jnp.arange(self.shown.shape[1]) < end[:, None]
 
     @property
     def open(self) -> Bool[Array, "B S"]:
         """Positions that are still to be revealed; none of a row that has stopped."""
-        return self.inside & ~self.final & ~self.rows.done[:, None]
+        return self.inside & ~self.shown & ~self.rows.done[:, None]
 
     def window(self, at: Int[Array, "B"], width: int) -> tuple[Array, Array, Array, Array]:
         """A window of the canvas, for a call of the network.
@@ -89,15 +111,15 @@ class Canvas:
         at: Int[Array, "B"],
         log_probs: Float[Array, "B W"] | None = None,
     ) -> AnyCanvas:
-        """Makes tokens final at open positions `at + i`, in any order, and commits the leading run.
+        """Shows tokens at open positions `at + i`, in any order, and commits the leading run.
 
-        Budget and stop tokens cut the run as `Rows.settle` says; what is final already keeps its
+        Budget and stop tokens cut the run as `Rows.settle` says; what is shown already keeps its
         token.
         """
         where = where & window(self.open, at, tokens.shape[1])
-        final = put(self.final, jnp.ones_like(where), at, where)
-        rows = self.rows.write(tokens, where, at, log_probs).settle(final)
-        return dataclasses.replace(self, rows=rows, final=final)
+        shown = put(self.shown, jnp.ones_like(where), at, where)
+        rows = self.rows.write(tokens, where, at, log_probs).settle(shown)
+        return dataclasses.replace(self, rows=rows, shown=shown)
 
     def spend(
         self: AnyCanvas, counts: Counts, positions: Array | int, calls: Array | int = 1

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockRead, Choice
+from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockRead
+from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
