@@ -116,6 +116,11 @@ class RuledDecoder(DecoderBase):
         """B, a fact of the checkpoint or chosen among those that it serves."""
         return block_of(self)
 
+    @property
+    def origin(self) -> str:
+        """Where blocks count from, "start" or "prompt" (`Canvas`), a fact of the checkpoint."""
+        return getattr(self.network, "origin", "start")
+
     def shaped(self, logits: Float[Array, "B W V"], knobs: DenoisingKnobs) -> Float[Array, "B W V"]:
         """Logits of the distribution that confidences and entropies are taken from, the mask's
         share included.

@@ -9,7 +9,7 @@ the mask together, compares small probabilities with noise of few digits, and lo
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.canvas.canvas import Canvas
+from paradec_jax.decode.canvas.canvas import Canvas, Choice, delayed
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -31,6 +31,7 @@ from paradec_jax.decode.machine.knobs import (
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import partition, score, select
 from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules.windows import window
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -101,6 +102,9 @@ class MaskedState(Canvas):
     groups: Int[Array, "B S"]
 
 
+AnyMasked = TypeVar("AnyMasked", bound=MaskedState)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnmaskedInfo:
@@ -127,7 +131,7 @@ class MaskedDecoder(DecoderBase):
     chunk: int = 64
     Knobs: ClassVar[type] = MaskedKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order: ClassVar[bool] = True
     needs_cache: ClassVar[bool] = False
 
@@ -154,34 +158,65 @@ class MaskedDecoder(DecoderBase):
             )
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
-    def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
-        """Positions whose logits a call needs: the next group, or where the order is by score all
-        that are open.
-        """
-        return open_ if self.order in SCORES else partition.next_group(groups, open_)
+    def aligned(self, hidden: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """Hidden states about each position of a window, whose first one is given or not wanted."""
+        return hidden if self.spec.alignment == "own" else delayed(hidden)
 
-    def revealed(
-        self, scores: Array | None, needed: Bool[Array, "B W"], groups: Int[Array, "B W"]
-    ) -> Bool[Array, "B W"]:
-        """Positions that a call reveals: those needed, or as many as the next group has, but the
-        surest.
-        """
-        if scores is None:
-            return needed
-        return select.top(
-            scores, needed, partition.next_count(groups, groups != partition.NEVER, needed)
-        )
+    def unmask(
+        self,
+        params: Any,
+        state: AnyMasked,
+        hidden: Float[Array, "B W D"],
+        at: Int[Array, "B"],
+        groups: Int[Array, "B W"],
+        knobs: MaskedKnobs,
+        draw: Callable[[Array, Array], tuple[Array, Any]] | None = None,
+    ) -> tuple[AnyMasked, UnmaskedInfo, Any]:
+        """The step that a call makes in a window of each row's canvas.
 
-    def judge(
-        self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
-    ) -> tuple[Array, Any, Any]:
-        """The tokens with their log-probabilities and scores, each None where nobody needs it."""
-        log_probs, score_of = self.scores(logits, tokens), SCORES.get(self.order)
-        if score_of is None:
-            return tokens, log_probs, None
-        confidence = self.confidence or TAKEN_FROM[self.order]
-        likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
-        return tokens, log_probs, score_of(likely, tokens)
+        Args:
+          params, knobs: as for `step`.
+          state: the canvas.
+          hidden: hidden states about the window's positions.
+          at: first position of the window.
+          groups: their groups, `partition.NEVER` where another window reveals them.
+          draw: logits, positions -> tokens, and more; `sample` by default.
+
+        Returns:
+          The canvas, what was done, and what `draw` returned beside tokens, zero where nothing was
+          needed.
+        """
+        open_ = window(state.open, at, hidden.shape[1])
+
+        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
+        # `init`. By score all open positions of the window compete.
+        by_score = self.order in SCORES
+        needed = open_ if by_score else partition.next_group(groups, open_)
+
+        # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
+        def read(hidden: Array, slots: Array) -> tuple[Array, Any, Any, Any]:
+            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            if draw is None:
+                tokens, more = self.sample(logits, at[:, None] + slots, state.rows, knobs), None
+            else:
+                tokens, more = draw(logits, at[:, None] + slots)
+            scores = None
+            if by_score:
+                confidence = self.confidence or TAKEN_FROM[self.order]
+                likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
+                scores = SCORES[self.order](likely, tokens)
+            return tokens, scores, self.scores(logits, tokens), more
+
+        *choice, more = by_chunks(read, hidden, needed, self.chunk, self.bounded)
+
+        # As many as the next group has are revealed, by score the surest. Known tokens are carried
+        # over: `show` changes open positions alone.
+        where = needed
+        if by_score:
+            count = partition.next_count(groups, groups != partition.NEVER, needed)
+            where = select.top(choice[1], needed, count)
+        info = UnmaskedInfo(at, where, choice[1])
+        return state.show(Choice(where, *choice), at).seal(), info, more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,27 +259,15 @@ class Masked(MaskedDecoder):
         2406.07524, Eq. 7).
         """
         at = jnp.zeros_like(state.rows.length)
-        tokens, positions, open_, mask = state.window(at, self.size)
+        tokens, positions, _, mask = state.window(at, self.size)
 
         # x_theta(z_t): one call on the canvas. The denoiser is not told the time, so each row keeps
         # its own.
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-
-        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
-        # `init`. By score all open positions compete.
-        needed = self.needed(state.groups, open_)
-
-        # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
-        def read(hidden: Array, slots: Array) -> Any:
-            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(logits, self.sample(logits, slots, state.rows, knobs), knobs)
-
-        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
-
-        # Known tokens are carried over: `reveal` changes open positions alone.
-        where = self.revealed(scores, needed, state.groups)
-        return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
+        hidden = self.aligned(out.hidden)
+        state, info, _ = self.unmask(params, state, hidden, at, state.groups, knobs)
+        return state, info
 
 
 def by_chunks(
