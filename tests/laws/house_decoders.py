@@ -103,7 +103,7 @@ class DualCache(DecoderBase):
       block: positions of a block.
       per_query: hand over the mask of the cache for each query, [B, W, S], instead of once, [B, S].
       renew: read the whole canvas in a block's first call, so that the cache is as old as the
-        block; logits about the next position need that.
+        block.
       prefix: keep in the cache what is before the block alone, and read all that follows.
     """
 
@@ -119,7 +119,7 @@ class DualCache(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: RevealKnobs) -> BlockCanvas:
         """Reads the canvas once."""
-        state = unread(self, request, self.width, whole=False)
+        state = unread(self, request, self.width + 1, whole=False)
         return self._read(params, state, ~state.rows.done)[0]
 
     @property
@@ -134,7 +134,7 @@ class DualCache(DecoderBase):
         at = jnp.where(state.rows.done, state.cached, state.block_at(state.rows.length))
         opens = (at > state.cached) & self.renew
         state, call = self._read(params, dataclasses.replace(state, cached=at), opens)
-        logits = self.network.logits(params, state.aligned(call.hidden))
+        logits = self.network.logits(params, call.hidden)
         positions = at[:, None] + jnp.arange(self.block)
         tokens, scores = (
             self.sample(logits, positions, state.rows, knobs),
@@ -148,12 +148,19 @@ class DualCache(DecoderBase):
     def _read(
         self, params: Any, state: BlockCanvas, renews: Bool[Array, "B"]
     ) -> tuple[BlockCanvas, BlockRead]:
-        position, at = jnp.arange(state.shown.shape[1]), state.cached[:, None]
-        elsewhere = state.inside & ((position < at) | (position >= at + self.width))
+        """Reads from each row's block on, or from the position before it, which predicts its first."""
+        shifted = self.spec.alignment == "next"
+        at, width = jnp.maximum(state.cached - shifted, 0), self.width + shifted
+        position = jnp.arange(state.shown.shape[1])
+        ahead = position >= (at + width)[:, None]
+        elsewhere = state.inside & ((position < at[:, None]) | ahead)
         if self.per_query:
-            shape = (len(at), self.width, len(position))
+            shape = (len(at), width, len(position))
             elsewhere = jnp.broadcast_to(elsewhere[:, None], shape)
-        return read_span(self, params, state, renews, self.width, elsewhere)
+        state, call = read_span(self, params, state, at, width, renews, elsewhere)
+        about = delayed(call.hidden) if shifted else call.hidden
+        about = window(about, state.cached - at, self.block)
+        return state, dataclasses.replace(call, hidden=about)
 
 
 @jax.tree_util.register_dataclass

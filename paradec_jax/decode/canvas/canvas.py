@@ -18,7 +18,7 @@ row's prompt::
 """
 
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class Choice:
 
     where: Bool[Array, "B W"]
     tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"] | None = None
+    scores: Any = None
     log_probs: Float[Array, "B W"] | None = None
 
     def only(self, rows: Bool[Array, "B"]) -> "Choice":
@@ -141,14 +141,11 @@ class Canvas:
     def hide(
         self: AnyCanvas, where: Bool[Array, "B W"], at: Int[Array, "B"], mask: int
     ) -> AnyCanvas:
-        """Puts `mask` back at positions `at + i` that are shown, neither sealed nor given."""
+        """Puts `mask` back at positions `at + i` that are neither sealed nor given."""
         positions = at[:, None] + jnp.arange(where.shape[1])
-        where = where & (positions >= self.rows.length[:, None]) & ~self.rows.done[:, None]
-        if self.rows.fixed is not None:
-            where &= ~window(self.rows.fixed, at, where.shape[1])
+        where = where & (positions >= self.rows.length[:, None])
         rows = self.rows.write(jnp.full_like(positions, mask), where, at)
-        shown = put(self.shown, jnp.zeros_like(where), at, where)
-        return dataclasses.replace(self, rows=rows, shown=shown)
+        return dataclasses.replace(self, rows=rows, shown=self.shown & (rows.tokens != mask))
 
     def seal(self: AnyCanvas, upto: Int[Array, "B"] | None = None) -> AnyCanvas:
         """Commits the leading run of what is shown, as far as position `upto`.

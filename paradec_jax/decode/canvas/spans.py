@@ -24,9 +24,10 @@ def read_span(
     decoder: Any,
     params: Any,
     canvas: AnyBlocks,
-    renews: Bool[Array, "B"],
+    at: Int[Array, "B"],
     width: int,
-    visible: Bool[Array, "B S"] | Bool[Array, "B W S"],
+    renews: Bool[Array, "B"],
+    visible: Bool[Array, "B *W S"],
 ) -> tuple[AnyBlocks, BlockRead]:
     """One call on the whole canvas of rows that renew their cache, and on a window of the others.
 
@@ -34,39 +35,30 @@ def read_span(
 
     Args:
       decoder, params: with a field `network`, and its parameters.
-      canvas: the canvas, whose open block begins at `cached`.
-      renews: rows that read the whole canvas, [B].
-      width: positions of the window, which begins with the open block.
-      visible: what the window sees of the cache.
+      canvas: the canvas.
+      at, width: first position of the window, and how many it has.
+      renews: rows that read the whole canvas.
+      visible: what a window sees of the cache.
 
     Returns:
-      The canvas with counts, and with the new cache of rows that renewed theirs; what was read of
-      the window.
+      The canvas with counts, and with the new cache of rows that renewed it; what was read of the
+      window in either case, of which no key is stored yet.
     """
-    network, at, running = decoder.network, canvas.cached, ~canvas.rows.done
-    start = jnp.zeros_like(at)
+    network, cache, running = decoder.network, canvas.cache, ~canvas.rows.done
+    start, renews = jnp.zeros_like(at), renews & running
 
-    def read(at: Int[Array, "B"], width: int, prefix: Prefix | None) -> tuple[Array, Any, Any]:
+    def read(at: Array, width: int, prefix: Prefix | None) -> tuple[Array, Any, Any]:
         tokens, positions, _, mask = canvas.window(at, width)
         out = network.forward(params, tokens, positions, prefix, mask)
         return out.hidden, out.kv, {name: start + amount for name, amount in out.counts.items()}
 
-    def part() -> tuple[Any, ...]:
-        hidden, kv, counts = read(at, width, Prefix(canvas.cache, visible))
-        return hidden, hidden[:, :1] if canvas.previous is None else canvas.previous, kv, counts
-
-    def whole() -> tuple[Any, Any]:
+    def whole() -> Any:
         hidden, kv, counts = read(start, canvas.shown.shape[1], None)
-        before = window(hidden, jnp.maximum(at - 1, 0), 1)
-        wide = window(hidden, at, width), before, network.pick(kv, at, width), counts
-        cache = network.write(canvas.cache, kv, start)
-        return where_rows(renews, (cache, wide), (canvas.cache, narrow))
+        part = window(hidden, at, width), network.pick(kv, at, width), counts
+        return where_rows(renews, (network.write(cache, kv, start), part), (cache, narrow))
 
-    narrow = unless_idle(part, ~renews & running)
-    needed = jnp.any(renews & running)
-    cache, (hidden, before, kv, counts) = lax.cond(needed, whole, lambda: (canvas.cache, narrow))
-    previous = before if decoder.spec.alignment == "next" else None
+    narrow = unless_idle(lambda: read(at, width, Prefix(cache, visible)), ~renews & running)
+    new, (hidden, kv, counts) = lax.cond(jnp.any(renews), whole, lambda: (cache, narrow))
     positions = jnp.where(renews, canvas.inside.sum(1), window(canvas.inside, at, width).sum(1))
-    canvas = dataclasses.replace(canvas.spend(counts, positions), cache=cache, previous=previous)
-    opened = hidden[:, : canvas.block]
-    return canvas, BlockRead(opened, hidden, at, kv, running, jnp.zeros_like(running))
+    canvas = dataclasses.replace(canvas.spend(counts, positions), cache=new)
+    return canvas, BlockRead(hidden, hidden, at, kv, running, jnp.zeros_like(running))

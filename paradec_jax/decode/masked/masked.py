@@ -9,7 +9,7 @@ the mask together, compares small probabilities with noise of few digits, and lo
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.canvas.canvas import Canvas, Choice, delayed
+from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas, Choice, delayed
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -102,9 +102,6 @@ class MaskedState(Canvas):
     groups: Int[Array, "B S"]
 
 
-AnyMasked = TypeVar("AnyMasked", bound=MaskedState)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnmaskedInfo:
@@ -158,26 +155,23 @@ class MaskedDecoder(DecoderBase):
             )
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
-    def aligned(self, hidden: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-        """Hidden states about each position of a window, whose first one is given or not wanted."""
-        return hidden if self.spec.alignment == "own" else delayed(hidden)
-
     def unmask(
         self,
         params: Any,
-        state: AnyMasked,
+        state: AnyCanvas,
         hidden: Float[Array, "B W D"],
         at: Int[Array, "B"],
         groups: Int[Array, "B W"],
         knobs: MaskedKnobs,
         draw: Callable[[Array, Array], tuple[Array, Any]] | None = None,
-    ) -> tuple[AnyMasked, UnmaskedInfo, Any]:
+    ) -> tuple[AnyCanvas, UnmaskedInfo, Any]:
         """The step that a call makes in a window of each row's canvas.
 
         Args:
           params, knobs: as for `step`.
           state: the canvas.
-          hidden: hidden states about the window's positions.
+          hidden: hidden states of the window's positions, the first of which is given or not wanted
+            where each is about the next one.
           at: first position of the window.
           groups: their groups, `partition.NEVER` where another window reveals them.
           draw: logits, positions -> tokens, and more; `sample` by default.
@@ -187,6 +181,8 @@ class MaskedDecoder(DecoderBase):
           needed.
         """
         open_ = window(state.open, at, hidden.shape[1])
+        if self.spec.alignment == "next":
+            hidden = delayed(hidden)
 
         # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
         # `init`. By score all open positions of the window compete.
@@ -196,11 +192,11 @@ class MaskedDecoder(DecoderBase):
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
         def read(hidden: Array, slots: Array) -> tuple[Array, Any, Any, Any]:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            positions, more, scores = at[:, None] + slots, None, None
             if draw is None:
-                tokens, more = self.sample(logits, at[:, None] + slots, state.rows, knobs), None
+                tokens = self.sample(logits, positions, state.rows, knobs)
             else:
-                tokens, more = draw(logits, at[:, None] + slots)
-            scores = None
+                tokens, more = draw(logits, positions)
             if by_score:
                 confidence = self.confidence or TAKEN_FROM[self.order]
                 likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
@@ -265,8 +261,7 @@ class Masked(MaskedDecoder):
         # its own.
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-        hidden = self.aligned(out.hidden)
-        state, info, _ = self.unmask(params, state, hidden, at, state.groups, knobs)
+        state, info, _ = self.unmask(params, state, out.hidden, at, state.groups, knobs)
         return state, info
 
 
@@ -295,22 +290,18 @@ def by_chunks(
     batch, width = where.shape
     chunk = min(chunk, width)
     most = -(-width // chunk)
-    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
-    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width - 1)
     count = jnp.sum(where, axis=1, dtype=jnp.int32)
-
-    def some(i: Array) -> tuple[Any, Array]:
-        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
-        return function(jnp.take_along_axis(hidden, slots[..., None], axis=1), slots), slots
+    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
+    order = jnp.where(jnp.arange(width) < count[:, None], order, width)  # `width` for none
+    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width)
 
     def body(i: Array, results: Any) -> Any:
-        new, slots = some(i)
-        used = i * chunk + jnp.arange(chunk) < count[:, None]
-        slots = jnp.where(used, slots, width)
+        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
+        new = function(jnp.take_along_axis(hidden, slots[..., None], 1, mode="clip"), slots)
         # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
         put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
         return jax.tree.map(lambda old, x: put(old, slots, x), results, new)
 
-    shapes = jax.eval_shape(lambda: some(jnp.int32(0))[0])
+    shapes = jax.eval_shape(function, hidden[:, :chunk], order[:, :chunk])
     empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
     return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)

@@ -61,7 +61,7 @@ class SoftMaskedState(MaskedState):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftUnmaskedInfo(UnmaskedInfo):
-    """What a call revealed, and the final hidden state about every position, [B, S, D]."""
+    """What a call revealed, and the final hidden state of every position, [B, S, D]."""
 
     hidden: Float[Array, "B S D"]
 
@@ -100,7 +100,7 @@ class SoftMasked(MaskedDecoder):
         tokens, positions, _, mask = state.window(at, self.size)
         table = self.network.embedding(params)
         out = self.network.forward(params, table[tokens] + state.offsets, positions, None, mask)
-        state, hidden = state.spend(out.counts, state.rows.limit), self.aligned(out.hidden)
+        state, hidden = state.spend(out.counts, state.rows.limit), out.hidden
 
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a
         # softmax of the scores.

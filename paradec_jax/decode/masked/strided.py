@@ -86,6 +86,5 @@ class Strided(MaskedDecoder):
         # The step of `Masked`, for positions that no earlier window holds.
         new = window_of(positions) == current[:, None]
         groups = jnp.where(new, window(state.groups, at, width), partition.NEVER)
-        hidden = self.aligned(out.hidden)
-        state, info, _ = self.unmask(params, state, hidden, at, groups, knobs)
+        state, info, _ = self.unmask(params, state, out.hidden, at, groups, knobs)
         return state, info
