@@ -215,7 +215,7 @@ ROWS = {
     ),
     "prefix-cache": canvas_row(house.DualCache, None, 1, block=3, renew=True, prefix=True),
     "revoking": dataclasses.replace(
-        canvas_row(house.Revoking, None, 0), knobs={"threshold": 0.6, "keep": 0.98}
+        canvas_row(house.Revoking, None, 0, block=8), knobs={"threshold": 0.8, "keep": 0.99}
     ),
     "open-blocks": decoders_block.block_row(
         house.OpenBlocks, 3, None, {"threshold": 0.8}, first=(1, 0), blocks=3, log_probs=True

@@ -156,7 +156,7 @@ class RuledDecoder(DecoderBase):
           rule: another rule than the decoder's.
           block: positions of each row's block, where they are not all W.
         """
-        rule = self.rule if rule is None else rule
+        rule = rule or self.rule
         # A token for each position, never the mask. Its noise belongs to step and position, which
         # names the block.
         positions = at[:, None] + jnp.arange(masked.shape[1])

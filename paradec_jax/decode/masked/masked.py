@@ -163,7 +163,7 @@ class MaskedDecoder(DecoderBase):
         at: Int[Array, "B"],
         groups: Int[Array, "B W"],
         knobs: MaskedKnobs,
-        draw: Callable[[Array, Array], tuple[Array, Any]] | None = None,
+        draw: Any = None,
     ) -> tuple[AnyCanvas, UnmaskedInfo, Any]:
         """The step that a call makes in a window of each row's canvas.
 
@@ -190,7 +190,7 @@ class MaskedDecoder(DecoderBase):
         needed = open_ if by_score else partition.next_group(groups, open_)
 
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
-        def read(hidden: Array, slots: Array) -> tuple[Array, Any, Any, Any]:
+        def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             positions, more, scores = at[:, None] + slots, None, None
             if draw is None:
