@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.canvas.canvas import Canvas, Choice
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, UNLIMITED, SamplingKnobs, knob
 from paradec_jax.decode.machine.request import RecordedDraws
 from paradec_jax.decode.machine.rows import Rows
@@ -202,7 +202,7 @@ def write(
     _, _, open_, _ = canvas.window(at, tokens.shape[1])
     where = open_ & (tokens != mask)
     upto = canvas.rows.limit - ~over
-    return canvas.show(Choice(where, tokens), at).seal(upto), jnp.any(where, axis=1)
+    return canvas.show(tokens, where, at).seal(upto), jnp.any(where, axis=1)
 
 
 def check_program(decoder: Any, **sizes: int | None) -> None:

@@ -13,7 +13,7 @@ from stubs import PROMPTS, StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_r
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.canvas.canvas import Canvas, Choice
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.models import TransformerNetwork
 
 STUB = StubDenoiser(sharpness=12.0)
@@ -25,7 +25,7 @@ def shown(canvas: Canvas, tokens: list[int], places: list[int]) -> Canvas:
     """The canvas with these tokens shown in its one row."""
     row = jnp.zeros((1, SIZE), jnp.int32).at[0, jnp.asarray(places)].set(jnp.asarray(tokens))
     where = jnp.zeros((1, SIZE), bool).at[0, jnp.asarray(places)].set(True)
-    return canvas.show(Choice(where, row), jnp.zeros(1, jnp.int32))
+    return canvas.show(row, where, jnp.zeros(1, jnp.int32))
 
 
 def hidden(canvas: Canvas, places: list[int]) -> Canvas:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Canvas, Choice, delayed
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.canvas.spans import read_span
 from paradec_jax.decode.machine.decoder import DecoderBase
@@ -69,15 +69,14 @@ class AnyOrder(DecoderBase):
         if (
             self.spec.alignment == "next"
         ):  # each position predicts the one after it; the first one is given
-            hidden = delayed(hidden)
+            hidden = jnp.roll(hidden, 1, axis=1)
         logits = self.network.logits(params, hidden)
         tokens, scores = (
             self.sample(logits, positions, state.rows, knobs),
             score.probability(logits),
         )
         where = reveal.threshold(scores, open_, knobs.threshold)
-        choice = Choice(where, tokens, scores, self.scores(logits, tokens))
-        state = state.show(choice, start).seal()
+        state = state.show(tokens, where, start, self.scores(logits, tokens)).seal()
         return state, Revealed(start, scores, where)
 
 
@@ -141,8 +140,8 @@ class DualCache(DecoderBase):
             score.probability(logits),
         )
         where = reveal.threshold(scores, state.masked(call.reads), knobs.threshold)
-        choice = Choice(where, tokens, scores, self.scores(logits, tokens))
-        state = state.store(self.network, call, tokens).with_choice(choice)
+        state = state.store(self.network, call, tokens)
+        state = state.show(tokens, where, at, self.scores(logits, tokens)).seal()
         return state, Revealed(at, scores, where)
 
     def _read(
@@ -158,7 +157,7 @@ class DualCache(DecoderBase):
             shape = (len(at), width, len(position))
             elsewhere = jnp.broadcast_to(elsewhere[:, None], shape)
         state, call = read_span(self, params, state, at, width, renews, elsewhere)
-        about = delayed(call.hidden) if shifted else call.hidden
+        about = jnp.roll(call.hidden, 1, axis=1) if shifted else call.hidden
         about = window(about, state.cached - at, self.block)
         return state, dataclasses.replace(call, hidden=about)
 
@@ -230,8 +229,8 @@ class Revoking(DecoderBase):
         doubted = window(state.shown, at, self.block) & (sure < knobs.keep)
         doubted &= block >= state.rows.length[:, None]
         back = select.top(-sure, doubted, jnp.maximum(where.sum(1) - 1, 0))
-        choice = Choice(where, tokens, scores, self.scores(drafts, tokens))
-        state = state.show(choice, at).hide(back, at, self.spec.mask)
+        state = state.show(tokens, where, at, self.scores(drafts, tokens))
+        state = state.hide(back, at, self.spec.mask)
         complete = ~jnp.any(window(state.open, at, self.block), axis=1)
         state = state.seal(jnp.where(complete, at + self.block, at))
         return state, Revoked(at, scores, where, back)
@@ -289,7 +288,7 @@ class OpenBlocks(RuledDecoder):
         choose = jax.vmap(lambda *of_block: self.choose(*of_block, state.rows, knobs), 1, 1)
         choice = choose(logits, open_ & reads[..., None], begin, step)
         choice = jax.tree.map(lambda x: x.reshape(len(at), -1), choice)
-        state = state.show(choice, at).seal()
+        state = state.show(choice.tokens, choice.where, at, choice.log_probs).seal()
         read = BlockRead(call.each[:, 0], call.each[:, 0], at, call.kv, reads[:, 0], clean)
         state = state.store(self.network, read, choice.tokens)
         state = state.after_block(clean, block, call.each[:, 0, -1:])

@@ -16,7 +16,7 @@ from stubs import PROMPTS, StubDenoiser, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.canvas.canvas import Canvas, Choice
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.rows import Reason
 from paradec_jax.text.stop_strings import StopStrings
 
@@ -111,7 +111,7 @@ def test_a_canvas_reveals_what_is_open_alone():
     canvas = Canvas.of(rows, SPEC.mask)
     assert canvas.open.sum(axis=1).tolist() == [5, 9, 3, 2]
     nines = jnp.full(rows.tokens.shape, 9)
-    every = canvas.show(Choice(jnp.ones(nines.shape, bool), nines), jnp.zeros(4, jnp.int32)).seal()
+    every = canvas.show(nines, jnp.ones(nines.shape, bool), jnp.zeros(4, jnp.int32)).seal()
     assert every.rows.tokens[0].tolist() == [3, 9, 9, 4, 9, 9, 9] + [SPEC.mask] * (SIZE - 7)
     assert (
         every.rows.length.tolist() == [7, 9, 5, 4]
@@ -119,7 +119,7 @@ def test_a_canvas_reveals_what_is_open_alone():
         and not every.open.any()
     )
     third = canvas.show(
-        Choice(jnp.arange(SIZE) == jnp.full((4, 1), 2), nines), jnp.zeros(4, jnp.int32)
+        nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32)
     ).seal()
     assert third.rows.length.tolist() == [1, 0, 3, 0], "a position after a gap is not committed"
     assert CANVASES[0].drafts(third)[:, :4].tolist() == [

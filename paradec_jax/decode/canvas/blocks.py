@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from paradec_jax.decode.canvas.canvas import Canvas, Choice, delayed
+from paradec_jax.decode.canvas.canvas import Canvas, Choice
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.tree import Reading, TreeCall, Windows, forward_tree
 from paradec_jax.decode.rules.windows import where_rows, window, write_after_read
@@ -84,7 +84,7 @@ class BlockCanvas(Canvas):
         """Hidden states about the open block's positions; with next-token logits of those before."""
         if self.previous is None:
             return hidden
-        return delayed(hidden, self.previous)
+        return jnp.concatenate([self.previous, hidden[:, :-1]], axis=1)
 
     def after_block(
         self: AnyBlocks, stored: Bool[Array, "B"], length: Any, last: Float[Array, "B 1 D"]
@@ -124,7 +124,7 @@ class BlockCanvas(Canvas):
 
     def with_choice(self: AnyBlocks, choice: Choice) -> AnyBlocks:
         """The canvas after a choice in the open block."""
-        return self.show(choice, self.cached).seal()
+        return self.show(choice.tokens, choice.where, self.cached, choice.log_probs).seal()
 
     def path(
         self, call: TreeCall, block: Float[Array, "B W D"], stored: Bool[Array, "B"]

@@ -18,7 +18,7 @@ row's prompt::
 """
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +39,14 @@ class Choice:
     Attributes:
       where: positions that it reveals, [B, W].
       tokens: token drawn for every position, [B, W]; only those of revealed positions count.
-      scores: confidence c of each token, [B, W]; None where no rule asks for it.
+      scores: confidence c of each token, [B, W].
       log_probs: log-probability of each token, [B, W], where the decoder keeps them.
     """
 
     where: Bool[Array, "B W"]
     tokens: Int[Array, "B W"]
-    scores: Any = None
-    log_probs: Float[Array, "B W"] | None = None
+    scores: Float[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
 
     def only(self, rows: Bool[Array, "B"]) -> "Choice":
         """The same choice, which reveals nothing in the other rows."""
@@ -127,16 +127,20 @@ class Canvas:
         mask = jnp.broadcast_to(inside[:, None], (*positions.shape, width))
         return window(self.rows.tokens, at, width), positions, window(self.open, at, width), mask
 
-    def show(self: AnyCanvas, choice: Choice, at: Int[Array, "B"]) -> AnyCanvas:
-        """Shows what a choice reveals at open positions `at + i`, in any order; what is shown
-        already keeps its token.
+    def show(
+        self: AnyCanvas,
+        tokens: Int[Array, "B W"],
+        where: Bool[Array, "B W"],
+        at: Int[Array, "B"],
+        log_probs: Float[Array, "B W"] | None = None,
+    ) -> AnyCanvas:
+        """Shows tokens at open positions `at + i`, in any order; what is shown already keeps its
+        token.
         """
-        where = choice.where & window(self.open, at, choice.where.shape[1])
-        return dataclasses.replace(
-            self,
-            rows=self.rows.write(choice.tokens, where, at, choice.log_probs),
-            shown=put(self.shown, jnp.ones_like(where), at, where),
-        )
+        where = where & window(self.open, at, tokens.shape[1])
+        rows = self.rows.write(tokens, where, at, log_probs)
+        shown = put(self.shown, jnp.ones_like(where), at, where)
+        return dataclasses.replace(self, rows=rows, shown=shown)
 
     def hide(
         self: AnyCanvas, where: Bool[Array, "B W"], at: Int[Array, "B"], mask: int
@@ -162,17 +166,3 @@ class Canvas:
     ) -> AnyCanvas:
         """Adds to the counts of running rows, as `Rows.spend`."""
         return dataclasses.replace(self, rows=self.rows.spend(counts, positions, calls))
-
-
-def delayed(
-    hidden: Float[Array, "B W D"], before: Float[Array, "B 1 D"] | None = None
-) -> Float[Array, "B W D"]:
-    """Hidden states about a window's positions where each predicts the next one: those of the
-    positions before.
-
-    Args:
-      hidden: states of the window's positions.
-      before: state of the position before it; None where the window's first position is given.
-    """
-    before = hidden[:, :1] if before is None else before
-    return jnp.concatenate([before, hidden[:, :-1]], axis=1)

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas, Choice, delayed
+from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -163,7 +163,7 @@ class MaskedDecoder(DecoderBase):
         at: Int[Array, "B"],
         groups: Int[Array, "B W"],
         knobs: MaskedKnobs,
-        draw: Any = None,
+        drawn: Any = None,
     ) -> tuple[AnyCanvas, UnmaskedInfo, Any]:
         """The step that a call makes in a window of each row's canvas.
 
@@ -174,15 +174,15 @@ class MaskedDecoder(DecoderBase):
             where each is about the next one.
           at: first position of the window.
           groups: their groups, `partition.NEVER` where another window reveals them.
-          draw: logits, positions -> tokens, and more; `sample` by default.
+          drawn: logits, positions -> tokens, and more; `sample` by default.
 
         Returns:
-          The canvas, what was done, and what `draw` returned beside tokens, zero where nothing was
+          The canvas, what was done, and what `drawn` returned beside tokens, zero where nothing was
           needed.
         """
         open_ = window(state.open, at, hidden.shape[1])
         if self.spec.alignment == "next":
-            hidden = delayed(hidden)
+            hidden = jnp.roll(hidden, 1, axis=1)
 
         # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
         # `init`. By score all open positions of the window compete.
@@ -193,26 +193,26 @@ class MaskedDecoder(DecoderBase):
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             positions, more, scores = at[:, None] + slots, None, None
-            if draw is None:
+            if drawn is None:
                 tokens = self.sample(logits, positions, state.rows, knobs)
             else:
-                tokens, more = draw(logits, positions)
+                tokens, more = drawn(logits, positions)
             if by_score:
                 confidence = self.confidence or TAKEN_FROM[self.order]
                 likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
                 scores = SCORES[self.order](likely, tokens)
-            return tokens, scores, self.scores(logits, tokens), more
+            return tokens, self.scores(logits, tokens), scores, more
 
-        *choice, more = by_chunks(read, hidden, needed, self.chunk, self.bounded)
+        tokens, log_probs, scores, more = by_chunks(read, hidden, needed, self.chunk, self.bounded)
 
         # As many as the next group has are revealed, by score the surest. Known tokens are carried
         # over: `show` changes open positions alone.
         where = needed
         if by_score:
             count = partition.next_count(groups, groups != partition.NEVER, needed)
-            where = select.top(choice[1], needed, count)
-        info = UnmaskedInfo(at, where, choice[1])
-        return state.show(Choice(where, *choice), at).seal(), info, more
+            where = select.top(scores, needed, count)
+        state = state.show(tokens, where, at, log_probs).seal()
+        return state, UnmaskedInfo(at, where, scores), more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,8 +299,8 @@ def by_chunks(
         slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
         new = function(jnp.take_along_axis(hidden, slots[..., None], 1, mode="clip"), slots)
         # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
-        put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
-        return jax.tree.map(lambda old, x: put(old, slots, x), results, new)
+        scatter = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
+        return jax.tree.map(lambda old, x: scatter(old, slots, x), results, new)
 
     shapes = jax.eval_shape(function, hidden[:, :chunk], order[:, :chunk])
     empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
