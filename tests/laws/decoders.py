@@ -249,12 +249,22 @@ LONG += (
     "static-continuous",
     "masked-single",
     "dual-cache-per-query",
+    "dual-cache-renewed",
     "prefix-cache",
+    "revoking",
+    "open-blocks",
     "masked-next",
     "block-from-prompt",
     "wavefront-buckets",
 )
-ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
+ALIKE = (
+    *REPLICAS,
+    "wavefront-straight-through",
+    "residual-veto",
+    "elastic",
+    "revoking",
+    "open-blocks",
+)
 # One of each kind of state goes through all drivers.
 KINDS = ("autoregressive", "wavefront", "jacobi", "masked", "block", "residual")
 

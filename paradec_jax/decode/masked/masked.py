@@ -236,6 +236,9 @@ class Masked(MaskedDecoder):
     the next group holds, but the surest. They change the law: what is written depends on where the
     network is sure.
 
+    Scores may be about their own position or, as Dream's, about the next one; a row then begins
+    with a given token.
+
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
       confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see
