@@ -30,13 +30,14 @@ def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
 
 def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """A call a token; a block that is complete while its row goes on is stored, in the next call or
-    another one.
+    another one. Blocks count from position 0 or from the prompt's end.
     """
     block, rides = options["block"], options.get("fuse_store", True)
-    given = prompt // block * block
+    origin = prompt if options.get("origin") == "prompt" else 0
+    given = origin + (prompt - origin) // block * block
     calls, positions = (1, given + block) if rides else (int(given > 0), given)
     for p in range(prompt + rides, prompt + new):
-        opens = p % block == 0 and p > prompt
+        opens = (p - origin) % block == 0 and p > prompt
         calls += 1 + (opens and not rides)
         positions += block * (1 + opens)
     return calls, positions

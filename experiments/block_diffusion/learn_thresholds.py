@@ -83,7 +83,7 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Callable[..., Any]:
         request, ends = batch["request"], batch["ends"][:, None]
 
         def record(state: Any, info: Any) -> Any:
-            final, width = state.final, info.where.shape[1]
+            final, width = state.shown, info.where.shape[1]
             at = jnp.arange(final.shape[1])
             texts = jnp.pad(batch["texts"], ((0, 0), (0, final.shape[1] - size)))
             wrong = final & (state.rows.tokens != texts) & (at < ends)

@@ -32,10 +32,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_prompt
-from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, RuledDecoder, block_of
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
+from paradec_jax.decode.canvas.choose import RULES, DenoisingKnobs, RuledDecoder, block_of
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request

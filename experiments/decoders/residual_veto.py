@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, ask_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
+from paradec_jax.decode.canvas.blocks import BlockRead
+from paradec_jax.decode.canvas.choose import DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score, select

@@ -10,10 +10,11 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, Choice
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder, quota, threshold_at
+from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas
+from paradec_jax.decode.canvas.canvas import Choice
+from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import is_stop
 from paradec_jax.decode.rules import select
@@ -118,7 +119,7 @@ def revealed_late(
     """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been
     stored.
     """
-    final = put(canvas.final, jnp.ones_like(where), at, where)
+    final = put(canvas.shown, jnp.ones_like(where), at, where)
     rows = canvas.rows.write(tokens, where, at)
     run = jnp.minimum(select.leading_run(final), rows.limit).astype(jnp.int32)
     rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
@@ -128,4 +129,4 @@ def revealed_late(
         own &= ~rows.fixed
     stopped = stored & jnp.any(is_stop(rows.tokens, rows.stop) & own, axis=1)
     rows = blocks.ended(rows, stopped, stored & (rows.length >= rows.limit))
-    return dataclasses.replace(canvas, rows=rows, final=final)
+    return dataclasses.replace(canvas, rows=rows, shown=final)

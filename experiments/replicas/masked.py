@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import masked_rules as rules
 from experiments.replicas.masked_rules import LAST, ReleasedMaskedKnobs
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.race import race, reverse_weights
 
 SAMPLERS = {"mdlm": ("ancestral", "cached", "analytic"), "sdtt": ("ancestral", "analytic")}
@@ -101,7 +101,7 @@ class ReleasedMasked(DecoderBase):
         """Fills the canvas with masks; calls nothing."""
         canvas = Canvas.of(self.begin(request, 0), self.mask)
         call = jnp.zeros_like(canvas.rows.length)
-        probs = jnp.zeros((*canvas.final.shape, self.network.vocab_size), jnp.float32)
+        probs = jnp.zeros((*canvas.shown.shape, self.network.vocab_size), jnp.float32)
         kept: dict[str, Any] = {"probs": None, "fresh": None}
         if self.caches:
             kept = {"probs": probs, "fresh": call > 0}

@@ -13,14 +13,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, UNLIMITED, SamplingKnobs, knob
 from paradec_jax.decode.machine.request import RecordedDraws
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, is_hot
 from paradec_jax.decode.rules.subs import subs
-from paradec_jax.decode.rules.windows import put
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.noise import LOGLINEAR
 
@@ -202,13 +201,8 @@ def write(
     """
     _, _, open_, _ = canvas.window(at, tokens.shape[1])
     where = open_ & (tokens != mask)
-    rows, final = (
-        canvas.rows.write(tokens, where, at),
-        put(canvas.final, jnp.ones_like(where), at, where),
-    )
-    rest = jnp.arange(final.shape[1]) < rows.limit[:, None] - 1
-    rows = rows.settle(final & (rest | over[:, None]))
-    return dataclasses.replace(canvas, rows=rows, final=final), jnp.any(where, axis=1)
+    upto = canvas.rows.limit - ~over
+    return canvas.show(tokens, where, at).seal(upto), jnp.any(where, axis=1)
 
 
 def check_program(decoder: Any, **sizes: int | None) -> None:

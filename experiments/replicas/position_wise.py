@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from experiments.replicas.residual import drafted
-from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas
-from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
+from paradec_jax.decode.canvas.blocks import BlockRead
+from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
@@ -104,6 +104,6 @@ class LossyPositionWise(RuledDecoder):
             hidden=state.aligned(out.hidden),
         )
         state = state.after_block(clean, self.block, out.hidden[:, -1:])
-        state = state.store(self.network, call, said).reveal(fed, stays, at)
+        state = state.store(self.network, call, said).show(fed, stays, at).seal()
         _, state = ask_head(self, params, state, out.hidden, jnp.zeros_like(reads), call=call)
         return drafted(self, params, state, before, call, alone), info

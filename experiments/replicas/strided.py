@@ -11,9 +11,9 @@ from jaxtyping import Array, Int
 from experiments.replicas import masked_rules as rules
 from experiments.replicas.masked import ReleasedMaskedState, ReleasedStep
 from experiments.replicas.masked_rules import ReleasedMaskedKnobs
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.windows import window
 

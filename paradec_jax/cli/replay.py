@@ -14,10 +14,10 @@ import numpy as np
 
 from paradec_jax.cli.output import PLACE, TEMPLATE
 from paradec_jax.decode import DecoderBase
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.evaluate.timing import Case, measure
 from paradec_jax.generate import Generation, Task, tokenizer_of
 from paradec_jax.io import atomic_write_text, text_of
@@ -97,7 +97,7 @@ def _seen(decoder: DecoderBase, state: Any) -> dict[str, Any]:
     """What a frame shows of the first row, and which positions stay as they are, [S]."""
     rows = state.rows
     final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
-    final |= state.final if isinstance(state, Canvas) else False
+    final |= state.shown if isinstance(state, Canvas) else False
     counts = {"calls": rows.counts[NETWORK_CALLS], "length": rows.length}
     return jax.tree.map(
         lambda leaf: leaf[0], counts | {"guesses": decoder.drafts(state), "final": final}

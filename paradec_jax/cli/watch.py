@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.generate import Generation, Task, tokenizer_of
 
 HIDDEN = "_"  # in the place of a mask
@@ -58,7 +58,7 @@ def _moving(task: Task, state: Any, shown: str) -> str:
         guesses = np.asarray(task.decoder.drafts(state))[0]
         ids = rows.completions()[0] + guesses[guesses >= 0].tolist()
         return tokenizer.decode_after(task.prompts[0], ids, skip_special=True)[len(shown) :]
-    ids, final = np.asarray(rows.tokens)[0], np.asarray(state.final)[0]
+    ids, final = np.asarray(rows.tokens)[0], np.asarray(state.shown)[0]
     start = 0 if task.whole else int(rows.length[0])
     text = ""
     for known, group in itertools.groupby(

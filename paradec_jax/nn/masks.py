@@ -37,7 +37,9 @@ def segments(of: Int[Array, "B W"]) -> Bool[Array, "B W W"]:
     return (of[:, :, None] == of[:, None]) & causal(of.shape[1])
 
 
-def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
+def block_causal(
+    positions: Int[Array, "B W"], block: BlockLength, origin: BlockLength = 0
+) -> Bool[Array, "B W W"]:
     """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4
     drawn).
 
@@ -50,10 +52,12 @@ def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array
         x x x x x
 
     Args:
-      positions: absolute; blocks count from position 0, so a window may begin inside one.
+      positions: absolute, so a window may begin inside a block.
       block: tokens of a block, of all rows or of each.
+      origin: position that blocks count from, of all rows or of each; those before it are one
+        group.
     """
-    of = block_of(positions, block)
+    of = jnp.maximum(block_of(positions - jnp.reshape(origin, (-1, 1)), block), -1)
     return of[:, :, None] >= of[:, None]
 
 

@@ -18,7 +18,7 @@ from stubs import JointBlocks, StubDenoiser
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.block import rules
+from paradec_jax.decode.canvas import choose as rules
 from paradec_jax.decode.machine.rows import begin
 
 # The choice is one pure function

@@ -18,7 +18,7 @@ from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.block import rules
+from paradec_jax.decode.canvas import choose as rules
 
 WIDE = {"width": 8, "layers": 1, "heads": 2, "kv_heads": 2, "vocab_size": 7}
 WIDE |= {"dtype": "float64", "param_dtype": "float64"}

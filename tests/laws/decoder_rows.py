@@ -162,7 +162,7 @@ def wave_row(
     )
 
 
-def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:
+def canvas_row(kind: type, count: Callable[..., Count] | None, first: int, **options: Any) -> Row:
     """A row on the denoiser, one token a call."""
     knobs, options = {"threshold": 2.0}, {**options, "log_probs": True}
     return Row(

@@ -135,6 +135,10 @@ ROWS = {
     "masked-groups": masked_row(decode.Masked, None, {"steps": 3, "grid": "cosine"}, chunk=2),
     "masked-single": masked_row(decode.Masked, whole_canvas_count, {}, order="single"),
     "masked-confidence": masked_row(decode.Masked, None, {"steps": 4}, order="confidence", chunk=5),
+    "masked-next": dataclasses.replace(
+        masked_row(decode.Masked, whole_canvas_count, chunk=3),
+        stub={"sharpness": 12.0, "alignment": "next"},
+    ),
     "soft-masked": masked_row(decode.SoftMasked, whole_canvas_count, chunk=4, log_probs=True),
     "strided": masked_row(
         decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
@@ -204,6 +208,17 @@ ROWS = {
     "dual-cache-per-query": canvas_row(
         house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
     ),
+    "dual-cache-renewed": dataclasses.replace(
+        canvas_row(house.DualCache, None, 1, block=3, renew=True),
+        stub={"sharpness": 12.0, "alignment": "next"},
+    ),
+    "prefix-cache": canvas_row(house.DualCache, None, 1, block=3, renew=True, prefix=True),
+    "revoking": dataclasses.replace(
+        canvas_row(house.Revoking, None, 0, block=8), knobs={"threshold": 0.8, "keep": 0.99}
+    ),
+    "open-blocks": decoders_block.block_row(
+        house.OpenBlocks, 3, None, {"threshold": 0.8}, first=(1, 0), blocks=3, log_probs=True
+    ),
 }
 # Laws of the program of a run are quick on every row, those that compile a trace or a row alone on
 # the first row of each class that steps in a way of its own, and those that compile more where the
@@ -233,9 +248,22 @@ LONG += (
     "static-continuous",
     "masked-single",
     "dual-cache-per-query",
+    "dual-cache-renewed",
+    "prefix-cache",
+    "revoking",
+    "open-blocks",
+    "masked-next",
+    "block-from-prompt",
     "wavefront-buckets",
 )
-ALIKE = (*REPLICAS, "wavefront-straight-through", "residual-veto", "elastic")
+ALIKE = (
+    *REPLICAS,
+    "wavefront-straight-through",
+    "residual-veto",
+    "elastic",
+    "revoking",
+    "open-blocks",
+)
 # One of each kind of state goes through all drivers.
 KINDS = ("autoregressive", "wavefront", "jacobi", "masked", "block", "residual")
 

@@ -27,6 +27,7 @@ def block_row(
     first: tuple[int, int] | None = None,
     alignment: str = "own",
     others: tuple[int, ...] = (),
+    origin: str = "start",
     each: int = 2,
     **options: Any,
 ) -> Row:
@@ -35,7 +36,7 @@ def block_row(
 
     The options tell the calls as well, and whether the prompt's call commits a token.
     """
-    stub = {"sharpness": 12.0, "block": block, "alignment": alignment}
+    stub = {"sharpness": 12.0, "block": block, "alignment": alignment, "origin": origin}
     longest = max((block, *others))
     return Row(
         kind,
@@ -43,7 +44,7 @@ def block_row(
         knobs or {},
         stub if not others else {**stub, "others": others},
         StubDenoiser,
-        count=count and functools.partial(count, {"block": block, **options}),
+        count=count and functools.partial(count, {"block": block, "origin": origin, **options}),
         first=first or (1, int(options.get("fuse_prompt", True))),
         most=lambda new: 1 + each * (new + longest),
     )
@@ -71,6 +72,9 @@ BLOCKS = {
     ),
     "block-unfused": block_row(
         decode.BlockDenoising, 2, block_count, SURE, rule="threshold", **APART
+    ),
+    "block-from-prompt": block_row(
+        decode.BlockDenoising, 3, block_count, SURE, origin="prompt", alignment="next"
     ),
     "block-random": block_row(
         decode.BlockDenoising, 4, None, {"steps": 2}, first=(1, 0), rule="random"

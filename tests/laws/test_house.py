@@ -1,6 +1,4 @@
-"""What the two test decoders show of the machine, beside the laws that they share with every
-decoder.
-"""
+"""What the test decoders show of the machine, beside the laws that they share with every decoder."""
 
 import dataclasses
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
-from house_decoders import AnyOrder, DualCache, RevealKnobs
+from house_decoders import AnyOrder, DualCache, OpenBlocks, RevealKnobs, RevokeKnobs, Revoking
 from marks import slow
 from results import listed, rows_of
 from small_tokenizers import letters
@@ -18,8 +16,8 @@ from stubs import PROMPTS, StubDenoiser, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.rows import Reason
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.text.stop_strings import StopStrings
 
 STUB = StubDenoiser(sharpness=12.0)
@@ -113,14 +111,16 @@ def test_a_canvas_reveals_what_is_open_alone():
     canvas = Canvas.of(rows, SPEC.mask)
     assert canvas.open.sum(axis=1).tolist() == [5, 9, 3, 2]
     nines = jnp.full(rows.tokens.shape, 9)
-    every = canvas.reveal(nines, jnp.ones(nines.shape, bool), jnp.zeros(4, jnp.int32))
+    every = canvas.show(nines, jnp.ones(nines.shape, bool), jnp.zeros(4, jnp.int32)).seal()
     assert every.rows.tokens[0].tolist() == [3, 9, 9, 4, 9, 9, 9] + [SPEC.mask] * (SIZE - 7)
     assert (
         every.rows.length.tolist() == [7, 9, 5, 4]
         and every.rows.done.all()
         and not every.open.any()
     )
-    third = canvas.reveal(nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32))
+    third = canvas.show(
+        nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32)
+    ).seal()
     assert third.rows.length.tolist() == [1, 0, 3, 0], "a position after a gap is not committed"
     assert CANVASES[0].drafts(third)[:, :4].tolist() == [
         [-1, 9, 4, -1],
@@ -161,3 +161,37 @@ def test_stop_strings_end_rows(name):
     for i, text in enumerate(free):
         cut = text[: text.index(free[0][3:5])] if i in found else text
         assert cut == (found[i][1] if i in found else watch.visible(i, done=True))
+
+
+def test_tokens_that_are_doubted_are_hidden_and_written_again():
+    decoder = Revoking(STUB, SIZE, SPEC, block=8)
+    knobs = RevokeKnobs(threshold=0.8, keep=0.99)
+    result, (states, info) = decode.trace(
+        decoder, None, tiny_request(9), knobs, n=10, record=lambda *pair: pair
+    )
+    assert result.completions() == [
+        STUB.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
+    ]
+    assert info.hidden.any() and (info.hidden.sum(2) < np.maximum(info.where.sum(2), 1)).all()
+    length = np.asarray(states.rows.length)
+    assert (np.diff(length, axis=0) >= 0).all()
+    ends = {end for end in length.ravel().tolist() if end % 8}
+    assert ends <= {len(prompt) + n for prompt in PROMPTS for n in (0, 9)}, "sealed by blocks"
+
+
+def test_several_blocks_are_open_over_one_cache():
+    stub = dataclasses.replace(STUB, block=3)
+    request, calls = tiny_request(9), {}
+    for blocks in (1, 3):
+        decoder = OpenBlocks(stub, SIZE - 1, SPEC, blocks=blocks)
+        result = decode.run(decoder, None, request, decoder.Knobs(threshold=0.8))
+        assert result.completions() == [
+            stub.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
+        ]
+        calls[blocks] = result.network_calls.tolist()
+    one = decode.BlockDenoising(
+        stub, SIZE - 1, SPEC, rule="threshold", fuse_store=False, fuse_prompt=False
+    )
+    same = decode.run(one, None, request, one.Knobs(threshold=0.8))
+    assert same.network_calls.tolist() == calls[1]
+    assert all(few < many for few, many in zip(calls[3], calls[1], strict=True))

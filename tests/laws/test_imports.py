@@ -13,11 +13,12 @@ PACKAGE = "paradec_jax"
 
 # What a part may import of the package besides itself; a dotted name admits that module alone.
 # Parts of `decode` are its storeys: `rules` stands on the ground, `machine` on the rules, the
-# families beside each other on both.
+# families beside each other on both, those of canvases on `canvas` as well.
 BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
 BELOW |= {"sharding.mesh", "sharding.processes", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
+ON_CANVAS = {"decode.canvas", *FAMILY}
 ALLOWED = {
     "config": set(),
     "convert": set(),  # says where the converters of a checkout lie
@@ -35,9 +36,9 @@ ALLOWED = {
     "decode.autoregressive": FAMILY,
     "decode.recurrent": FAMILY,
     "decode.causal": FAMILY,
-    "decode.masked": FAMILY,
-    "decode.block": {"decode.masked.canvas", *FAMILY},
-    "decode.windows": {"decode.masked.canvas", *FAMILY},
+    "decode.canvas": FAMILY,
+    "decode.masked": ON_CANVAS,
+    "decode.block": ON_CANVAS,
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "disk", "io", "noise", "text"},
     "evaluate": {

@@ -135,7 +135,7 @@ REFUSED = {
     "DualCache().bind(tiny_denoiser(), SIZE, OWN)": (
         "DualCache needs a network with a cache, which DenoiserNetwork has not"
     ),
-    "DualCache().bind(CANVAS, SIZE, NEXT)": "networks of alignment 'own', but this one's is 'next'",
+    "Revoking().bind(CANVAS, SIZE, NEXT)": "networks of alignment 'own', but this one's is 'next'",
     "Masked(order='mood')": "order must be one of random, single, confidence, .*'mood'",
     "Masked(chunk=0)": "chunk must be at least 1, not 0",
     "Masked(confidence='raw')": "confidence needs order confidence or margin or entropy, not random",

@@ -33,6 +33,8 @@ def test_masks_of_blocks_are_as_drawn():
     first, second = masks.block_causal(POSITIONS, 2)
     assert drawn(first) == ["x x . . .", "x x . . .", "x x x x .", "x x x x .", "x x x x x"]
     assert drawn(second) == ["x . . . .", "x x x . .", "x x x . .", "x x x x x", "x x x x x"]
+    (prompt,) = masks.block_causal(POSITIONS[:1], 2, 3)
+    assert drawn(prompt) == ["x x x . .", "x x x . .", "x x x . .", "x x x x x", "x x x x x"]
     first, second = masks.block_diagonal(POSITIONS, 2)
     assert drawn(first) == ["x x . . .", "x x . . .", ". . x x .", ". . x x .", ". . . . x"]
     assert drawn(second) == ["x . . . .", ". x x . .", ". x x . .", ". . . x x", ". . . x x"]

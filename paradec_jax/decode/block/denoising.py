@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
+from paradec_jax.decode.canvas.canvas import Choice
+from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.request import Request
 
 
@@ -57,7 +58,7 @@ class Denoised:
 @dataclasses.dataclass(frozen=True)
 class BlockDenoising(BlockDecoder):
     """Denoises one block of B positions after the other; a call reveals what the rule says (see
-    `block.rules`).
+    `canvas.choose`).
 
     ::
 
@@ -86,7 +87,7 @@ class BlockDenoising(BlockDecoder):
       length: B where the checkpoint serves several lengths; its own when None.
       rule: "static", "dynamic", "sequential", "random", "entropy", "threshold" or "factor".
       confidence: distribution that confidences and entropies are taken from, "raw", "tempered" or
-        "filtered"; None is that of the rule's paper (see `block.rules`).
+        "filtered"; None is that of the rule's paper (see `canvas.choose`).
       fuse_store: store a block in the call that does the first step of the next one, in a window of
         2B.
       fuse_prompt: do the first step of the first block in the prompt's call.

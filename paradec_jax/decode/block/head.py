@@ -22,9 +22,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
 from paradec_jax.decode.block.reading import fresh
-from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
+from paradec_jax.decode.canvas.canvas import Choice
+from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
@@ -110,7 +111,7 @@ def head_of(decoder: Any) -> Any:
 
 
 def fresh_with_head(decoder: Any, request: Request, overrun: int = 0) -> HeadCanvas:
-    """The canvas before any call, and an empty cache of the head; `overrun` as for `canvas.fresh`."""
+    """The canvas before any call, and an empty cache of the head; `overrun` as for `reading.fresh`."""
     canvas, head, cache = fresh(decoder, request, overrun), head_of(decoder), None
     if head is not None:
         keys = purpose_keys(request.keys, Purpose.STATE)

@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, BlockRead, read_states
+from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead, read_states
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.shapes import unless_idle
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.windows import last_of, window
 from paradec_jax.nn import masks
 
@@ -18,12 +18,12 @@ from paradec_jax.nn import masks
 def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
     """The canvas before any call: given tokens, masks, an empty cache, room for two blocks more."""
     block = decoder.block
-    canvas = Canvas.of(decoder.begin(request, 2 * block, overrun), decoder.mask, block)
-    rows = canvas.rows
+    rows = decoder.begin(request, 2 * block, overrun)
+    canvas = Canvas.of(rows, decoder.mask, block, decoder.origin)
     return BlockCanvas(
         **vars(canvas),
         cache=decoder.empty_cache(request, rows.tokens.shape[1]),
-        cached=rows.length // block * block,
+        cached=canvas.block_at(rows.length),
         step=jnp.zeros_like(rows.length),
         previous=None,
     )
@@ -47,12 +47,15 @@ def read_prompt(
       vectors: what is read in place of the canvas's tokens, [B, S, D].
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached
-    width = max(request.tokens.shape[1] // block * block + block * opens, block)
+    prompt, from_prompt = request.tokens.shape[1], canvas.origin == "prompt"
+    width = max((prompt if from_prompt else prompt // block * block) + block * opens, block)
 
     def call() -> tuple[Any, ...]:
         positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
         inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
-        mask = None if block == network.block else masks.block_causal(positions, block)
+        mask = None
+        if from_prompt or block != network.block:
+            mask = masks.block_causal(positions, block, canvas.first)
         out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
         return out.hidden, out.kv, out.counts
 

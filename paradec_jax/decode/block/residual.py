@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockRead
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import (
     ZERO,
@@ -20,6 +19,7 @@ from paradec_jax.decode.block.head import (
     fresh_with_head,
 )
 from paradec_jax.decode.block.reading import read_block, read_prompt
+from paradec_jax.decode.canvas.blocks import BlockRead
 from paradec_jax.decode.machine.request import Request
 
 HEAD_RULES = ("static", "dynamic")

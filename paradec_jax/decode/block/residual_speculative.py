@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.block.canvas import BlockRead, Choice, read_states
 from paradec_jax.decode.block.head import (
     HeadCanvas,
     HeadDecoder,
@@ -31,6 +30,8 @@ from paradec_jax.decode.block.head import (
     fresh_with_head,
 )
 from paradec_jax.decode.block.reading import read_prompt
+from paradec_jax.decode.canvas.blocks import BlockRead, read_states
+from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.tree import TreeCall
 from paradec_jax.decode.rules import select
@@ -79,8 +80,8 @@ class DraftedCanvas(HeadCanvas):
     @property
     def drafts(self) -> Int[Array, "B S"]:
         """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 elsewhere."""
-        within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
-        known = jnp.where(self.final, self.rows.tokens, -1)
+        within = jnp.arange(self.shown.shape[1]) < self.rows.limit[:, None]
+        known = jnp.where(self.shown, self.rows.tokens, -1)
         guessed = self.candidates(ride=False).tokens[:, -1]
         known = put(known, guessed, self.cached, jnp.any(self.where, axis=1))
         return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1

@@ -35,10 +35,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, Choice
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.block.rules import BlockDecoder, DenoisingKnobs, quota, threshold_at
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
+from paradec_jax.decode.canvas.canvas import Choice
+from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, quota, threshold_at
 from paradec_jax.decode.machine.knobs import POSITIVE, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
@@ -124,8 +125,8 @@ class SoftBlock(BlockDecoder):
         tokens'.
         """
         hard, table = fresh(self, request), self.network.embedding(params)
-        offsets = given_offsets(type(self).__name__, request, table, hard.final)
-        survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
+        offsets = given_offsets(type(self).__name__, request, table, hard.shown)
+        survival = jnp.ones(hard.shown.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
         vectors = table[state.rows.tokens] + state.offsets
         state, call = read_prompt(self, params, state, request, self.fuse_prompt, vectors)

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -28,9 +29,9 @@ from paradec_jax.decode.machine.knobs import (
     knob,
 )
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import partition, score, select
 from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules.windows import window
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -127,7 +128,7 @@ class MaskedDecoder(DecoderBase):
     chunk: int = 64
     Knobs: ClassVar[type] = MaskedKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order: ClassVar[bool] = True
     needs_cache: ClassVar[bool] = False
 
@@ -141,7 +142,7 @@ class MaskedDecoder(DecoderBase):
     def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
-        positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
+        positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":
             groups = partition.single(bits, open_)
@@ -154,34 +155,64 @@ class MaskedDecoder(DecoderBase):
             )
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
-    def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
-        """Positions whose logits a call needs: the next group, or where the order is by score all
-        that are open.
-        """
-        return open_ if self.order in SCORES else partition.next_group(groups, open_)
+    def unmask(
+        self,
+        params: Any,
+        state: AnyCanvas,
+        hidden: Float[Array, "B W D"],
+        at: Int[Array, "B"],
+        groups: Int[Array, "B W"],
+        knobs: MaskedKnobs,
+        drawn: Any = None,
+    ) -> tuple[AnyCanvas, UnmaskedInfo, Any]:
+        """The step that a call makes in a window of each row's canvas.
 
-    def revealed(
-        self, scores: Array | None, needed: Bool[Array, "B W"], groups: Int[Array, "B W"]
-    ) -> Bool[Array, "B W"]:
-        """Positions that a call reveals: those needed, or as many as the next group has, but the
-        surest.
-        """
-        if scores is None:
-            return needed
-        return select.top(
-            scores, needed, partition.next_count(groups, groups != partition.NEVER, needed)
-        )
+        Args:
+          params, knobs: as for `step`.
+          state: the canvas.
+          hidden: hidden states of the window's positions, the first of which is given or not wanted
+            where each is about the next one.
+          at: first position of the window.
+          groups: their groups, `partition.NEVER` where another window reveals them.
+          drawn: logits, positions -> tokens, and more; `sample` by default.
 
-    def judge(
-        self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
-    ) -> tuple[Array, Any, Any]:
-        """The tokens with their log-probabilities and scores, each None where nobody needs it."""
-        log_probs, score_of = self.scores(logits, tokens), SCORES.get(self.order)
-        if score_of is None:
-            return tokens, log_probs, None
-        confidence = self.confidence or TAKEN_FROM[self.order]
-        likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
-        return tokens, log_probs, score_of(likely, tokens)
+        Returns:
+          The canvas, what was done, and what `drawn` returned beside tokens, zero where nothing was
+          needed.
+        """
+        open_ = window(state.open, at, hidden.shape[1])
+        if self.spec.alignment == "next":
+            hidden = jnp.roll(hidden, 1, axis=1)
+
+        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
+        # `init`. By score all open positions of the window compete.
+        by_score = self.order in SCORES
+        needed = open_ if by_score else partition.next_group(groups, open_)
+
+        # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
+        def read(hidden: Array, slots: Array) -> Any:
+            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            positions, more, scores = at[:, None] + slots, None, None
+            if drawn is None:
+                tokens = self.sample(logits, positions, state.rows, knobs)
+            else:
+                tokens, more = drawn(logits, positions)
+            if by_score:
+                confidence = self.confidence or TAKEN_FROM[self.order]
+                likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
+                scores = SCORES[self.order](likely, tokens)
+            return tokens, self.scores(logits, tokens), scores, more
+
+        tokens, log_probs, scores, more = by_chunks(read, hidden, needed, self.chunk, self.bounded)
+
+        # As many as the next group has are revealed, by score the surest. Known tokens are carried
+        # over: `show` changes open positions alone.
+        where = needed
+        if by_score:
+            count = partition.next_count(groups, groups != partition.NEVER, needed)
+            where = select.top(scores, needed, count)
+        state = state.show(tokens, where, at, log_probs).seal()
+        return state, UnmaskedInfo(at, where, scores), more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +236,9 @@ class Masked(MaskedDecoder):
     the next group holds, but the surest. They change the law: what is written depends on where the
     network is sure.
 
+    Scores may be about their own position or, as Dream's, about the next one; a row then begins
+    with a given token.
+
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
       confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see
@@ -224,27 +258,14 @@ class Masked(MaskedDecoder):
         2406.07524, Eq. 7).
         """
         at = jnp.zeros_like(state.rows.length)
-        tokens, positions, open_, mask = state.window(at, self.size)
+        tokens, positions, _, mask = state.window(at, self.size)
 
         # x_theta(z_t): one call on the canvas. The denoiser is not told the time, so each row keeps
         # its own.
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-
-        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in
-        # `init`. By score all open positions compete.
-        needed = self.needed(state.groups, open_)
-
-        # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
-        def read(hidden: Array, slots: Array) -> Any:
-            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(logits, self.sample(logits, slots, state.rows, knobs), knobs)
-
-        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
-
-        # Known tokens are carried over: `reveal` changes open positions alone.
-        where = self.revealed(scores, needed, state.groups)
-        return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
+        state, info, _ = self.unmask(params, state, out.hidden, at, state.groups, knobs)
+        return state, info
 
 
 def by_chunks(
@@ -272,22 +293,18 @@ def by_chunks(
     batch, width = where.shape
     chunk = min(chunk, width)
     most = -(-width // chunk)
-    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
-    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width - 1)
     count = jnp.sum(where, axis=1, dtype=jnp.int32)
-
-    def some(i: Array) -> tuple[Any, Array]:
-        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
-        return function(jnp.take_along_axis(hidden, slots[..., None], axis=1), slots), slots
+    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
+    order = jnp.where(jnp.arange(width) < count[:, None], order, width)  # `width` for none
+    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width)
 
     def body(i: Array, results: Any) -> Any:
-        new, slots = some(i)
-        used = i * chunk + jnp.arange(chunk) < count[:, None]
-        slots = jnp.where(used, slots, width)
+        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
+        new = function(jnp.take_along_axis(hidden, slots[..., None], 1, mode="clip"), slots)
         # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
-        put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
-        return jax.tree.map(lambda old, x: put(old, slots, x), results, new)
+        scatter = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
+        return jax.tree.map(lambda old, x: scatter(old, slots, x), results, new)
 
-    shapes = jax.eval_shape(lambda: some(jnp.int32(0))[0])
+    shapes = jax.eval_shape(function, hidden[:, :chunk], order[:, :chunk])
     empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
     return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)

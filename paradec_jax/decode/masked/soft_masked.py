@@ -30,10 +30,8 @@ from paradec_jax.decode.masked.masked import (
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
-    by_chunks,
 )
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
-from paradec_jax.decode.rules.subs import without_mask
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +88,7 @@ class SoftMasked(MaskedDecoder):
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
         hard = self.fill(request, 0, knobs)
         offsets = given_offsets(
-            type(self).__name__, request, self.network.embedding(params), hard.final
+            type(self).__name__, request, self.network.embedding(params), hard.shown
         )
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
@@ -99,28 +97,23 @@ class SoftMasked(MaskedDecoder):
     ) -> tuple[SoftMaskedState, SoftUnmaskedInfo]:
         """The step of `Masked` on relaxed vectors, for each row's next group."""
         at = jnp.zeros_like(state.rows.length)
-        tokens, positions, open_, mask = state.window(at, self.size)
+        tokens, positions, _, mask = state.window(at, self.size)
         table = self.network.embedding(params)
         out = self.network.forward(params, table[tokens] + state.offsets, positions, None, mask)
-        state = state.spend(out.counts, state.rows.limit)
-        needed = self.needed(state.groups, open_)
+        state, hidden = state.spend(out.counts, state.rows.limit), out.hidden
 
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a
         # softmax of the scores.
-        def read(hidden: Array, slots: Array) -> Any:
-            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+        def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
             keys = state.rows.keys
             noised = noisy(
-                logits, slots, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+                logits, positions, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
             )
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
-            offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
-            return *self.judge(logits, tokens, knobs), offsets
+            return tokens, relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
 
-        tokens, log_probs, scores, offsets = by_chunks(
-            read, out.hidden, needed, self.chunk, self.bounded
+        new, info, offsets = self.unmask(params, state, hidden, at, state.groups, knobs, draw)
+        offsets = jnp.where(info.where[..., None], offsets, state.offsets)
+        return dataclasses.replace(new, offsets=offsets), SoftUnmaskedInfo(
+            **vars(info), hidden=hidden
         )
-        where = self.revealed(scores, needed, state.groups)
-        info = SoftUnmaskedInfo(at, where, scores, out.hidden)
-        kept = jnp.where(where[..., None], offsets, state.offsets)
-        return dataclasses.replace(state.reveal(tokens, where, at, log_probs), offsets=kept), info

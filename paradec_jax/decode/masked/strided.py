@@ -14,10 +14,8 @@ from paradec_jax.decode.masked.masked import (
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
-    by_chunks,
 )
 from paradec_jax.decode.rules import partition
-from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
 
 
@@ -41,7 +39,8 @@ class Strided(MaskedDecoder):
       order, confidence: as of `Masked`.
       chunk: C, positions of a row whose logits exist at once.
       width: W, positions of a window; the network's longest sequence when None.
-      stride: positions by which it moves; half of it when None.
+      stride: positions by which it moves; half of it when None. At most W - 1 where scores are
+        about the next position, since none are about a window's first one.
     """
 
     _: dataclasses.KW_ONLY
@@ -58,7 +57,8 @@ class Strided(MaskedDecoder):
     def shape(self) -> tuple[int, int]:
         """W and the stride."""
         width = min(self.width or self.network.max_length, self.size)
-        return width, min(self.stride or max(width // 2, 1), width)
+        most = max(width - (self.spec.alignment == "next"), 1)
+        return width, min(self.stride or max(width // 2, 1), most)
 
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws a partition of each window's; calls nothing."""
@@ -79,21 +79,12 @@ class Strided(MaskedDecoder):
         # The window moves on once it is full; positions count from its start.
         current = window_of(state.rows.length)
         at = current * stride
-        tokens, positions, open_, mask = state.window(at, width)
+        tokens, positions, _, mask = state.window(at, width)
         out = self.network.forward(params, tokens, positions - at[:, None], None, mask)
         state = state.spend(out.counts, jnp.sum(window(state.inside, at, width), axis=1))
 
         # The step of `Masked`, for positions that no earlier window holds.
-        own = window_of(positions) == current[:, None]
-        groups = jnp.where(own, window(state.groups, at, width), partition.NEVER)
-        needed = self.needed(groups, open_)
-
-        def read(hidden: Array, slots: Array) -> Any:
-            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(
-                logits, self.sample(logits, at[:, None] + slots, state.rows, knobs), knobs
-            )
-
-        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
-        where = self.revealed(scores, needed, groups)
-        return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
+        new = window_of(positions) == current[:, None]
+        groups = jnp.where(new, window(state.groups, at, width), partition.NEVER)
+        state, info, _ = self.unmask(params, state, out.hidden, at, groups, knobs)
+        return state, info

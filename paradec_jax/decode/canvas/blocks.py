@@ -21,34 +21,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from paradec_jax.decode.canvas.canvas import Canvas, Choice
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.tree import Reading, TreeCall, Windows, forward_tree
-from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.windows import where_rows, window, write_after_read
 
 AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What a step does to a block.
-
-    Attributes:
-      where: positions that it reveals, [B, W].
-      tokens: token drawn for every position, [B, W]; only those of revealed positions count.
-      scores: confidence c of each token, [B, W].
-      log_probs: log-probability of each token, [B, W], where the decoder keeps them.
-    """
-
-    where: Bool[Array, "B W"]
-    tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
-
-    def only(self, rows: Bool[Array, "B"]) -> "Choice":
-        """The same choice, which reveals nothing in the other rows."""
-        return dataclasses.replace(self, where=self.where & rows[:, None])
 
 
 @jax.tree_util.register_dataclass
@@ -146,7 +124,7 @@ class BlockCanvas(Canvas):
 
     def with_choice(self: AnyBlocks, choice: Choice) -> AnyBlocks:
         """The canvas after a choice in the open block."""
-        return self.reveal(choice.tokens, choice.where, self.cached, choice.log_probs)
+        return self.show(choice.tokens, choice.where, self.cached, choice.log_probs).seal()
 
     def path(
         self, call: TreeCall, block: Float[Array, "B W D"], stored: Bool[Array, "B"]

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockRead, Choice
+from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockRead
+from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -115,6 +116,11 @@ class RuledDecoder(DecoderBase):
         """B, a fact of the checkpoint or chosen among those that it serves."""
         return block_of(self)
 
+    @property
+    def origin(self) -> str:
+        """Where blocks count from, "start" or "prompt" (`Canvas`), a fact of the checkpoint."""
+        return getattr(self.network, "origin", "start")
+
     def shaped(self, logits: Float[Array, "B W V"], knobs: DenoisingKnobs) -> Float[Array, "B W V"]:
         """Logits of the distribution that confidences and entropies are taken from, the mask's
         share included.
@@ -150,7 +156,7 @@ class RuledDecoder(DecoderBase):
           rule: another rule than the decoder's.
           block: positions of each row's block, where they are not all W.
         """
-        rule = self.rule if rule is None else rule
+        rule = rule or self.rule
         # A token for each position, never the mask. Its noise belongs to step and position, which
         # names the block.
         positions = at[:, None] + jnp.arange(masked.shape[1])
