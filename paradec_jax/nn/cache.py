@@ -111,6 +111,17 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
     return KV(*jax.vmap(of_row)(*window, start))
 
 
+def take(window: KV, slots: Int[Array, "B _"]) -> KV:
+    """These positions of each row's window, in this order; zeros for one that is not in it."""
+
+    def of_row(k: Array, v: Array, at: Array) -> tuple[Array, Array]:
+        return k.at[..., at].get(mode="fill", fill_value=0), v.at[..., at, :].get(
+            mode="fill", fill_value=0
+        )
+
+    return KV(*jax.vmap(of_row)(*window, slots))
+
+
 def each_kv(change: Callable[..., KV], tree: Any, *others: Any) -> Any:
     """A tree with each of its KVs changed, those of trees like it given beside them; its other
     leaves stay.

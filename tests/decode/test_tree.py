@@ -65,8 +65,8 @@ def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(
     parent, row, sees, network
 ):
     """The second row has a star, whose windows see nothing of each other."""
-    at, parents = AT[:, None] + jnp.array([0, 0, 3]), jnp.array([parent, [-1] * 3])
-    windows = Windows(FED, at, at > 0, parents, row and jnp.array(row))
+    at, parents = AT[:, None] + jnp.array([0, 0, 3]), [jnp.array([p, -1]) for p in parent]
+    windows = Windows(FED, at, at > 0, parents, row)
     _, [(inputs, positions, masks)] = called(network, windows, bounded=True)
     assert inputs.tolist() == FED.reshape(2, 9).tolist()
     assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]

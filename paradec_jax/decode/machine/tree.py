@@ -4,10 +4,10 @@
 
     star     a b c | d e f | g h i       guesses of the same positions: none sees another
     chain    a b c > d e f > g h i       a block and those after it: each sees all before it
-    comb     a b c,  a > d,  b > e       a short window after each row of another
+    comb     a b c,  a > _ _,  b > _     a short window after each row of another
 
 A window sees the prefix, itself by the network's visibility, and of each ancestor the rows up to
-the one where its path leaves. All windows of a call have one width.
+the one where its path leaves. A window of fewer tokens than the longest costs no more than it has.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
 beside the largest, and the smallest that holds what all rows read is the one that runs.
@@ -25,8 +25,10 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.windows import pad_slots
+from paradec_jax.decode.rules.windows import entry_of, pad_slots
 from paradec_jax.nn import masks
+
+Index = int | Int[Array, "B"]  # a number where it is the same in all rows, and known beforehand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,19 +36,23 @@ class Windows:
     """The windows of a call, and which of them each row reads.
 
     Attributes:
-      tokens: R windows of W tokens, or vectors in their place, [B, R, W, ...].
+      tokens: R windows of at most W tokens, or vectors in their place, [B, R, W, ...].
       at: position of the first token of each, [B, R].
       reads: windows that the row reads, [B, R]; none where it has stopped.
-      parent: window that each one follows, the index of an earlier one, [B, R]; -1 where it follows
-        the prefix alone. None where all do. Without B it is the same in all rows.
-      row: last row of its parent that each one sees, as `parent`; None is the parent's last one.
+      parent: window that each one follows, an earlier one; -1 where it follows the prefix alone.
+        None where all do.
+      row: last row of its parent that each one sees; None is the parent's last one.
+      lengths: tokens of each window; None is W.
+      stored: windows whose keys and values may reach the cache; None is all of them.
     """
 
     tokens: Shaped[Array, "B R W *rest"]
     at: Int[Array, "B R"]
     reads: Bool[Array, "B R"]
-    parent: Int[Array, "*B R"] | None = None
-    row: Int[Array, "*B R"] | None = None
+    parent: Sequence[Index] | None = None
+    row: Sequence[Index] | None = None
+    lengths: tuple[int, ...] | None = None
+    stored: tuple[bool, ...] | None = None
 
     @classmethod
     def star(
@@ -56,18 +62,38 @@ class Windows:
         index = jnp.arange(tokens.shape[1])
         return cls(tokens, at[:, None] + 0 * index, index < count[:, None])
 
+    def sizes(self, of: Sequence[int], width: int) -> list[int]:
+        """Tokens of these windows, as far as a width goes."""
+        lengths = self.lengths or (width,) * self.tokens.shape[1]
+        return [min(lengths[window], width) for window in of]
+
     def sees(self) -> Int[Array, "*B R R"]:
         """How many rows of each other window, its ancestors, each window sees."""
         count, width = self.tokens.shape[1:3]
-        if self.parent is None:
-            return jnp.zeros((count, count), jnp.int32)
-        rows = jnp.asarray(width if self.row is None else self.row + 1)[..., None]
-        follows = self.parent[..., None] == jnp.arange(count)
-        sees = of_parent = jnp.where(follows, rows, 0)
-        for _ in range(count - 2):  # a path has at most so many ancestors beyond the parent
-            above = jnp.where(follows[..., None], sees[..., None, :, :], 0)
-            sees = of_parent + jnp.sum(above, axis=-2)
-        return sees
+        index, sees = np.arange(count), [np.zeros(count, np.int32)]
+        for window in range(1, count):
+            parent = -1 if self.parent is None else self.parent[window]
+            if isinstance(parent, int):
+                follows, above = index == parent, sees[parent] * (parent >= 0)
+            else:
+                follows = parent[:, None] == index
+                above = sum(follows[:, i : i + 1] * rows for i, rows in enumerate(sees))
+            rows = self.lengths or width
+            if self.row is not None:
+                rows = jnp.asarray(self.row[window])[..., None] + 1
+            sees.append(above + follows * jnp.asarray(rows))
+        return jnp.stack(jnp.broadcast_arrays(*sees), axis=-2)
+
+    def room(self) -> int:
+        """Positions of the longest path of windows that are stored."""
+        count, width = self.tokens.shape[1:3]
+        parents, ends = self.parent or (-1,) * count, []
+        lengths, stored = self.lengths or (width,) * count, self.stored or (True,) * count
+        for parent, length, counts in zip(parents, lengths, stored, strict=True):
+            known = isinstance(parent, int)
+            above = max(ends, default=0) if not known else ends[parent] if parent >= 0 else 0
+            ends.append(above + length * counts)
+        return max(ends)
 
 
 class Reading(NamedTuple):
@@ -80,7 +106,8 @@ class Reading(NamedTuple):
       each: what is read of every window, leaves [B, r, w, ...].
       one: what is read of one window, leaves [B, w, ...].
       rest: further leaves, of shapes that r and w do not change.
-      kept: the window of each row whose keys and values are handed on, [B]; 0 is the first one.
+      kept: the window of each row with which the path ends that is kept, [B], one that is stored; 0
+        is the first one.
     """
 
     each: Any = None
@@ -96,7 +123,8 @@ class TreeCall(NamedTuple):
       windows: what was read.
       each: as read, leaves [B, R, W, ...], zero of windows that the row does not read.
       one, rest: as read, leaves [B, W, ...] and any.
-      kv: keys and values of the window that is kept, for W positions of the cache.
+      kv: keys and values of the path that is kept, one position after the other, for the cache: of
+        each stored window on it the rows that the path has, and all of the last.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
     """
@@ -127,16 +155,16 @@ def forward_tree(
     Args:
       network, params: the network that is called, and its parameters.
       prefix: its cache, and what every window sees of it.
-      windows: R windows of W tokens.
-      read: hidden states [B, r, w, D] -> what to hand on. Logits that are made here are made of few
-        positions in a small call.
+      windows: R windows of at most W tokens.
+      read: hidden states [B, r, w, D], zero after a shorter window's, -> what to hand on. Logits
+        that are made here are made of few positions in a small call.
       smaller: windows of the calls that are compiled beside that of the first one and that of all,
         the fewest first.
       width: tokens of each window that the row reads; it matters where there are `widths`.
       widths: compiled numbers of tokens below W, ascending.
       bounded: compile the largest call alone: reverse mode would keep something of every one.
     """
-    (batch, count, most), sees = windows.tokens.shape[:3], windows.sees()
+    (count, most), sees = windows.tokens.shape[1:3], windows.sees()
     every = tuple(range(count))
     shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
     reads = windows.reads
@@ -146,26 +174,18 @@ def forward_tree(
     fits &= asked <= jnp.asarray([w for _, w in shapes])
 
     def call(shape: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
-        of, width = shape
+        (of, _), sizes = shape, windows.sizes(*shape)
         index = slice(len(of)) if of == every[: len(of)] else np.asarray(of)
-        fed = windows.tokens[:, index, :width]
-        positions = windows.at[:, index, None] + jnp.arange(width)
-        mask = None
-        if len(of) > 1 or network.block not in (None, width):
+        fed = side_by_side(windows.tokens[:, index], sizes)
+        offsets = jnp.arange(max(sizes))
+        positions = side_by_side(windows.at[:, index, None] + offsets, sizes)
+        mask, seen = None, sees[..., index]
+        if len(of) > 1 or network.block not in (None, *sizes):
             causal = network.visibility == "causal"
-            own = masks.causal(width) if causal else jnp.ones((width, width), bool)
-            mask = masks.windows(own, sees[..., index, :][..., index])
-        flat = batch, len(of) * width
-        out = network.forward(
-            params, fed.reshape(*flat, *fed.shape[3:]), positions.reshape(flat), prefix, mask
-        )
-        each, one, rest, kept = read(out.hidden.reshape(batch, len(of), width, -1))
-        kv = out.kv
-        if len(of) > 1:
-            slot = sum(kept > r for r in of)
-            kv = network.pick(kv, jnp.broadcast_to(slot * width, batch), width)
-        if width < most:
-            kv = network.widen(kv, most)
+            mask = masks.windows(sizes, seen[..., index, :], causal)
+        out = network.forward(params, fed, positions, prefix, mask)
+        each, one, rest, kept = read(apart(out.hidden, sizes))
+        kv = path_of(network, out.kv, windows, seen, shape, kept)
         one = jax.tree.map(lambda x: pad_slots(x, most), one)
         each = jax.tree.map(lambda x: pad_slots(x, count, most), each)
         if not isinstance(index, slice):  # zeros stand after the last of these windows
@@ -175,5 +195,50 @@ def forward_tree(
 
     each, one, rest, kv, counts = on_smallest(call, shapes[-1:] if bounded else shapes, fits)
     each = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(reads, range(2, x.ndim)), x, 0), each)
-    sizes = jnp.asarray([len(of) * w for of, w in shapes], jnp.int32)
-    return TreeCall(windows, each, one, rest, kv, counts, sizes[jnp.argmax(fits, axis=1)])
+    positions = jnp.asarray([sum(windows.sizes(*shape)) for shape in shapes], jnp.int32)
+    return TreeCall(windows, each, one, rest, kv, counts, positions[jnp.argmax(fits, axis=1)])
+
+
+def path_of(
+    network: Any,
+    kv: Any,
+    windows: Windows,
+    seen: Int[Array, "*B R r"],
+    shape: tuple[tuple[int, ...], int],
+    kept: Int[Array, "B"] | int,
+) -> Any:
+    """Keys and values of the path that ends with a window, of those that a call has computed."""
+    (of, width), sizes, room = shape, windows.sizes(*shape), windows.room()
+    kept = jnp.broadcast_to(kept, windows.at.shape[:1])
+    if room == windows.tokens.shape[2] and len({*sizes}) == 1:  # no path has a second window
+        if len(of) > 1:
+            slot = sum(kept > r for r in of)
+            kv = network.pick(kv, slot * width, width)
+        return network.widen(kv, room) if width < room else kv
+    rows = jnp.broadcast_to(seen, (len(kept), *seen.shape[-2:]))
+    rows = jnp.where(kept[:, None] == jnp.asarray(of), room, entry_of(rows, kept))
+    if windows.stored is not None:
+        rows *= jnp.asarray(windows.stored)[jnp.asarray(of)]
+    on_path = side_by_side(jnp.arange(max(sizes)) < rows[..., None], sizes)
+    ends = jnp.cumsum(on_path, axis=1)
+    # Position p of the path is the first slot by which p + 1 of its slots have passed.
+    slots = jnp.sum(ends[:, None] <= jnp.arange(room)[:, None], axis=2)
+    return network.take(kv, slots)
+
+
+def side_by_side(
+    windows: Shaped[Array, "B r w *rest"], sizes: Sequence[int]
+) -> Shaped[Array, "B _ *rest"]:
+    """Windows one after the other, of each its first so many rows."""
+    if len({*sizes}) == 1:
+        rows = windows[:, :, : sizes[0]]
+        return rows.reshape(len(rows), -1, *rows.shape[3:])
+    return jnp.concatenate([windows[:, r, :size] for r, size in enumerate(sizes)], axis=1)
+
+
+def apart(rows: Shaped[Array, "B _ D"], sizes: Sequence[int]) -> Shaped[Array, "B r w D"]:
+    """What `side_by_side` puts together, with zeros after the rows of a shorter window."""
+    if len({*sizes}) == 1:
+        return rows.reshape(len(rows), len(sizes), sizes[0], -1)
+    parts = jnp.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return jnp.stack([pad_slots(part, max(sizes)) for part in parts], axis=1)
