@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from marks import over
 from results import listed
-from stubs import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
+from stubs import (
+    PROMPTS,
+    StubCausal,
+    StubNetwork,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
 from stubs.base import TokenKV
 
 from experiments.replicas import ReleasedMultiBlock
@@ -20,6 +29,7 @@ from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
 from paradec_jax.decode.causal.jacobi import distinct
 from paradec_jax.decode.machine import tree
 from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 
 
@@ -65,8 +75,8 @@ def test_a_window_sees_its_ancestors_up_to_the_row_where_its_path_leaves(
     parent, row, sees, network
 ):
     """The second row has a star, whose windows see nothing of each other."""
-    at, parents = AT[:, None] + jnp.array([0, 0, 3]), [jnp.array([p, -1]) for p in parent]
-    windows = Windows(FED, at, at > 0, parents, row)
+    at, parents = AT[:, None] + jnp.array([0, 0, 3]), jnp.array([parent, [-1] * 3])
+    windows = Windows(FED, at, at > 0, parents, row and jnp.array(row))
     _, [(inputs, positions, masks)] = called(network, windows, bounded=True)
     assert inputs.tolist() == FED.reshape(2, 9).tolist()
     assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
@@ -121,6 +131,72 @@ def test_a_call_computes_the_windows_that_a_row_reads(reads, kept, positions):
     assert call.positions.tolist() == positions
     assert call.each[..., 0].tolist() == jnp.where(reads[..., None], FED, 0).tolist()
     assert call.kv.tokens.tolist() == FED[jnp.arange(2), kept].tolist()
+
+
+# A comb: a short window after rows of another, each of its own length
+
+TRUNK, TEETH = [5, 1, 8], [[2, 7], [4], [9, 3, 6]]
+COMB = {
+    "parent": jnp.array([-1, 0, 0, 0]),
+    "row": jnp.array([0, 0, 1, 2]),  # the second tooth follows two tokens of the trunk
+    "lengths": (3, 2, 1, 3),
+}
+
+
+def comb(network, params, prompts, kept, **marks):
+    """A call on a comb after prompts, with the caches that they left."""
+    lengths = jnp.array([len(prompt) for prompt in prompts])
+    cache, most = network.init_cache(jnp.arange(len(prompts)), 24), max(map(len, prompts))
+    padded = jnp.array([prompt + [0] * (most - len(prompt)) for prompt in prompts])
+    positions = jnp.broadcast_to(jnp.arange(most), padded.shape)
+    read = network.forward(params, padded, positions, Prefix(cache, None))
+    cache = network.write(cache, read.kv, 0 * lengths)
+    fed = jnp.array([row + [0] * (3 - len(row)) for row in (TRUNK, *TEETH)])
+    fed = jnp.broadcast_to(fed, (len(prompts), 4, 3))
+    at = lengths[:, None] + jnp.array([0, 1, 2, 3])
+    windows = Windows(fed, at, at > 0, **COMB, **marks)
+    reads = functools.partial(Reading, kept=jnp.array(kept))
+    call = forward_tree(network, params, Prefix(cache, lengths), windows, reads, bounded=True)
+    return call, cache, lengths
+
+
+@pytest.mark.parametrize(
+    ("network", "params"),
+    [(StubCausal(vocab_size=13), None), (tiny_causal(), tiny_causal_params())],
+    ids=["stub", "transformer"],
+)
+def test_a_comb_says_what_a_call_on_each_path_says(network, params):
+    """Each window costs its own tokens; the path that is kept is stored, and read on from."""
+    kept = [3, 1]
+    call, cache, lengths = comb(network, params, [[3, 1, 4], [1, 5, 2, 6]], kept, path=6)
+    assert call.positions.tolist() == [9, 9]
+    cache = network.write(cache, call.kv, lengths)
+    for row, prompt in enumerate([[3, 1, 4], [1, 5, 2, 6]]):
+        for tooth, tokens in enumerate(TEETH):
+            text = jnp.array([prompt + TRUNK[: tooth + 1] + tokens])
+            plain = network.forward(params, text, jnp.arange(text.shape[1])[None])
+            said = call.each[row, 1 + tooth]
+            alone = plain.hidden[0, -len(tokens) :]
+            np.testing.assert_allclose(said[: len(tokens)], alone, atol=1e-5)
+            assert not said[len(tokens) :].any()
+            if 1 + tooth == kept[row]:  # one token more, after what the call has stored
+                end = jnp.array([text.shape[1]])
+                own = jax.tree.map(lambda x, row=row: x[row : row + 1], cache)
+                more = network.forward(params, jnp.array([[2]]), end[:, None], Prefix(own, end))
+                longer = jnp.append(text, 2)[None]
+                whole = network.forward(params, longer, jnp.arange(longer.shape[1])[None])
+                np.testing.assert_allclose(more.hidden[:, 0], whole.hidden[:, -1], atol=1e-5)
+        trunk = jnp.array([prompt + TRUNK])
+        plain = network.forward(params, trunk, jnp.arange(trunk.shape[1])[None])
+        np.testing.assert_allclose(call.each[row, 0], plain.hidden[0, -3:], atol=1e-5)
+
+
+def test_what_is_not_stored_never_reaches_the_cache():
+    """Masks after each row of a text: of the path that ends in them the text is handed on."""
+    marks, prompts = {"stored": (True, False, False, False)}, [[3, 1, 4], [1, 5, 2, 6], [7, 7]]
+    call, *_ = comb(StubCausal(vocab_size=13), None, prompts, [3, 1, 0], **marks)
+    assert call.kv.tokens.tolist() == [[5, 1, 8], [5, 0, 0], [5, 1, 8]]
+    assert call.kv.positions.tolist() == [[3, 4, 5], [4, 0, 0], [2, 3, 4]]
 
 
 def test_only_new_candidates_are_verified():
@@ -217,7 +293,7 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
     else:  # its window shrinks with the block, the compiled ones do not
         assert sum(sizes) > result["positions"][0]
     spared, small = computed(name)
-    monkeypatch.setattr(tree, "on_smallest", lambda call, shapes, fits: call(shapes[-1]))
+    monkeypatch.setattr(tree, "on_smallest", lambda *of, bounded: on_smallest(*of, bounded=True))
     whole, large = computed(name)
     assert whole == spared and sum(small) < sum(large)
 

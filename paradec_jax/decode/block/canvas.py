@@ -198,20 +198,14 @@ def read_states(
         reads = jnp.concatenate([reads, follows[:, None]], axis=1)
     is_next = jnp.arange(states.shape[1]) == count
     begin = at[:, None] + block * is_next
-    fused = follows is not None  # the next block follows the clean state, and is not stored
+    parent = None if follows is None else jnp.where(is_next, clean[:, None], -1)
     call = forward_tree(
         decoder.network,
         params,
         Prefix(canvas.cache, at),
-        Windows(
-            states,
-            begin,
-            reads,
-            parent=(*(-1,) * count, clean) if fused else None,
-            stored=(*(True,) * count, False) if fused else None,
-        ),
+        Windows(states, begin, reads, parent),
         functools.partial(Reading, kept=clean),
-        smaller=((0, count), (*range(count),)) if fused else (),
+        smaller=() if parent is None else ((0, count), (*range(count),)),
         bounded=decoder.bounded,
     )
     return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call

@@ -28,8 +28,6 @@ from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules.windows import entry_of, pad_slots
 from paradec_jax.nn import masks
 
-Index = int | Int[Array, "B"]  # a number where it is the same in all rows, and known beforehand
-
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
@@ -39,20 +37,23 @@ class Windows:
       tokens: R windows of at most W tokens, or vectors in their place, [B, R, W, ...].
       at: position of the first token of each, [B, R].
       reads: windows that the row reads, [B, R]; none where it has stopped.
-      parent: window that each one follows, an earlier one; -1 where it follows the prefix alone.
-        None where all do.
-      row: last row of its parent that each one sees; None is the parent's last one.
+      parent: window that each one follows, the index of an earlier one, [B, R]; -1 where it follows
+        the prefix alone. None where all do. Without B it is the same in all rows.
+      row: last row of its parent that each one sees, as `parent`; None is the parent's last one.
       lengths: tokens of each window; None is W.
       stored: windows whose keys and values may reach the cache; None is all of them.
+      path: positions that the stored windows of a path have together, at most; None where no stored
+        window follows another.
     """
 
     tokens: Shaped[Array, "B R W *rest"]
     at: Int[Array, "B R"]
     reads: Bool[Array, "B R"]
-    parent: Sequence[Index] | None = None
-    row: Sequence[Index] | None = None
-    lengths: tuple[int, ...] | None = None
-    stored: tuple[bool, ...] | None = None
+    parent: Int[Array, "*B R"] | None = None
+    row: Int[Array, "*B R"] | None = None
+    lengths: Sequence[int] | None = None
+    stored: Sequence[bool] | None = None
+    path: int | None = None
 
     @classmethod
     def star(
@@ -62,38 +63,18 @@ class Windows:
         index = jnp.arange(tokens.shape[1])
         return cls(tokens, at[:, None] + 0 * index, index < count[:, None])
 
-    def sizes(self, of: Sequence[int], width: int) -> list[int]:
-        """Tokens of these windows, as far as a width goes."""
-        lengths = self.lengths or (width,) * self.tokens.shape[1]
-        return [min(lengths[window], width) for window in of]
-
     def sees(self) -> Int[Array, "*B R R"]:
         """How many rows of each other window, its ancestors, each window sees."""
         count, width = self.tokens.shape[1:3]
-        index, sees = np.arange(count), [np.zeros(count, np.int32)]
-        for window in range(1, count):
-            parent = -1 if self.parent is None else self.parent[window]
-            if isinstance(parent, int):
-                follows, above = index == parent, sees[parent] * (parent >= 0)
-            else:
-                follows = parent[:, None] == index
-                above = sum(follows[:, i : i + 1] * rows for i, rows in enumerate(sees))
-            rows = self.lengths or width
-            if self.row is not None:
-                rows = jnp.asarray(self.row[window])[..., None] + 1
-            sees.append(above + follows * jnp.asarray(rows))
-        return jnp.stack(jnp.broadcast_arrays(*sees), axis=-2)
-
-    def room(self) -> int:
-        """Positions of the longest path of windows that are stored."""
-        count, width = self.tokens.shape[1:3]
-        parents, ends = self.parent or (-1,) * count, []
-        lengths, stored = self.lengths or (width,) * count, self.stored or (True,) * count
-        for parent, length, counts in zip(parents, lengths, stored, strict=True):
-            known = isinstance(parent, int)
-            above = max(ends, default=0) if not known else ends[parent] if parent >= 0 else 0
-            ends.append(above + length * counts)
-        return max(ends)
+        if self.parent is None:
+            return jnp.zeros((count, count), jnp.int32)
+        follows = self.parent[..., None] == jnp.arange(count)
+        rows = jnp.asarray(self.lengths or width) if self.row is None else self.row[..., None] + 1
+        sees = of_parent = jnp.where(follows, rows, 0)
+        for _ in range(count - 2):  # a path has at most so many ancestors beyond the parent
+            above = jnp.where(follows[..., None], sees[..., None, :, :], 0)
+            sees = of_parent + jnp.sum(above, axis=-2)
+        return sees
 
 
 class Reading(NamedTuple):
@@ -106,8 +87,8 @@ class Reading(NamedTuple):
       each: what is read of every window, leaves [B, r, w, ...].
       one: what is read of one window, leaves [B, w, ...].
       rest: further leaves, of shapes that r and w do not change.
-      kept: the window of each row with which the path ends that is kept, [B], one that is stored; 0
-        is the first one.
+      kept: the window of each row with which the path ends whose keys and values are handed on, [B];
+        0 is the first one.
     """
 
     each: Any = None
@@ -123,8 +104,7 @@ class TreeCall(NamedTuple):
       windows: what was read.
       each: as read, leaves [B, R, W, ...], zero of windows that the row does not read.
       one, rest: as read, leaves [B, W, ...] and any.
-      kv: keys and values of the path that is kept, one position after the other, for the cache: of
-        each stored window on it the rows that the path has, and all of the last.
+      kv: keys and values of the path that is kept, for `path` or W positions of the cache.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
     """
@@ -165,27 +145,27 @@ def forward_tree(
       bounded: compile the largest call alone: reverse mode would keep something of every one.
     """
     (count, most), sees = windows.tokens.shape[1:3], windows.sees()
-    every = tuple(range(count))
+    every, reads = tuple(range(count)), windows.reads
     shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
-    reads = windows.reads
+    lengths = windows.lengths or (most,) * count
+    sizes = {(of, w): [min(lengths[r], w) for r in of] for of, w in shapes}
     outside = jnp.asarray([[r not in of for r in every] for of, _ in shapes])
     fits = ~jnp.any(reads[:, None] & outside, axis=2)
     asked = jnp.where(jnp.any(reads, axis=1), width, 0)[:, None]
     fits &= asked <= jnp.asarray([w for _, w in shapes])
 
     def call(shape: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
-        (of, _), sizes = shape, windows.sizes(*shape)
+        of, tokens = shape[0], sizes[shape]
         index = slice(len(of)) if of == every[: len(of)] else np.asarray(of)
-        fed = side_by_side(windows.tokens[:, index], sizes)
-        offsets = jnp.arange(max(sizes))
-        positions = side_by_side(windows.at[:, index, None] + offsets, sizes)
+        fed = side_by_side(windows.tokens[:, index], tokens)
+        positions = windows.at[:, index, None] + jnp.arange(max(tokens))
         mask, seen = None, sees[..., index]
-        if len(of) > 1 or network.block not in (None, *sizes):
+        if len(of) > 1 or network.block not in (None, *tokens):
             causal = network.visibility == "causal"
-            mask = masks.windows(sizes, seen[..., index, :], causal)
-        out = network.forward(params, fed, positions, prefix, mask)
-        each, one, rest, kept = read(apart(out.hidden, sizes))
-        kv = path_of(network, out.kv, windows, seen, shape, kept)
+            mask = masks.windows(tokens, seen[..., index, :], causal)
+        out = network.forward(params, fed, side_by_side(positions, tokens), prefix, mask)
+        each, one, rest, kept = read(apart(out.hidden, tokens))
+        kv = path_of(network, out.kv, windows, seen, of, tokens, kept)
         one = jax.tree.map(lambda x: pad_slots(x, most), one)
         each = jax.tree.map(lambda x: pad_slots(x, count, most), each)
         if not isinstance(index, slice):  # zeros stand after the last of these windows
@@ -193,9 +173,9 @@ def forward_tree(
             each = jax.tree.map(lambda x: x[:, places], each)
         return each, one, rest, kv, out.counts
 
-    each, one, rest, kv, counts = on_smallest(call, shapes[-1:] if bounded else shapes, fits)
+    each, one, rest, kv, counts = on_smallest(call, shapes, fits, bounded=bounded)
     each = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(reads, range(2, x.ndim)), x, 0), each)
-    positions = jnp.asarray([sum(windows.sizes(*shape)) for shape in shapes], jnp.int32)
+    positions = jnp.asarray([sum(tokens) for tokens in sizes.values()], jnp.int32)
     return TreeCall(windows, each, one, rest, kv, counts, positions[jnp.argmax(fits, axis=1)])
 
 
@@ -204,26 +184,25 @@ def path_of(
     kv: Any,
     windows: Windows,
     seen: Int[Array, "*B R r"],
-    shape: tuple[tuple[int, ...], int],
+    of: Sequence[int],
+    sizes: Sequence[int],
     kept: Int[Array, "B"] | int,
 ) -> Any:
-    """Keys and values of the path that ends with a window, of those that a call has computed."""
-    (of, width), sizes, room = shape, windows.sizes(*shape), windows.room()
-    kept = jnp.broadcast_to(kept, windows.at.shape[:1])
-    if room == windows.tokens.shape[2] and len({*sizes}) == 1:  # no path has a second window
+    """Keys and values of the path that ends with a window, of those of r windows side by side."""
+    kept, most = jnp.broadcast_to(kept, windows.at.shape[:1]), windows.tokens.shape[2]
+    if windows.path is None and len({*sizes}) == 1:  # it is one of the windows
         if len(of) > 1:
-            slot = sum(kept > r for r in of)
-            kv = network.pick(kv, slot * width, width)
-        return network.widen(kv, room) if width < room else kv
-    rows = jnp.broadcast_to(seen, (len(kept), *seen.shape[-2:]))
-    rows = jnp.where(kept[:, None] == jnp.asarray(of), room, entry_of(rows, kept))
+            kv = network.pick(kv, sum(kept > r for r in of) * sizes[0], sizes[0])
+        return network.widen(kv, most) if sizes[0] < most else kv
+    rows = entry_of(jnp.broadcast_to(seen, (len(kept), *seen.shape[-2:])), kept)
+    rows = jnp.where(kept[:, None] == jnp.asarray(of), jnp.asarray(sizes), rows)
     if windows.stored is not None:
-        rows *= jnp.asarray(windows.stored)[jnp.asarray(of)]
+        rows *= jnp.asarray([windows.stored[r] for r in of])
     on_path = side_by_side(jnp.arange(max(sizes)) < rows[..., None], sizes)
-    ends = jnp.cumsum(on_path, axis=1)
-    # Position p of the path is the first slot by which p + 1 of its slots have passed.
-    slots = jnp.sum(ends[:, None] <= jnp.arange(room)[:, None], axis=2)
-    return network.take(kv, slots)
+    # Position p is held by the first slot up to which p + 1 slots are on the path.
+    passed = jnp.cumsum(on_path, axis=1)[:, None]
+    held = jnp.sum(passed <= jnp.arange(windows.path or most)[:, None], axis=2)
+    return network.take(kv, held)
 
 
 def side_by_side(
