@@ -167,28 +167,28 @@ def comb(network, params, prompts, kept, **marks):
 )
 def test_a_comb_says_what_a_call_on_each_path_says(network, params):
     """Each window costs its own tokens; the path that is kept is stored, and read on from."""
-    kept = [3, 1]
-    call, cache, lengths = comb(network, params, [[3, 1, 4], [1, 5, 2, 6]], kept, path=6)
+
+    @jax.jit
+    def plain(text, prefix=None, at=0):
+        positions = at + jnp.arange(text.shape[1])[None]
+        return network.forward(params, text, positions, prefix).hidden[0]
+
+    def alone(tokens):  # nothing sees what stands after it
+        return plain(jnp.array([tokens + [0] * (12 - len(tokens))]))[: len(tokens)]
+
+    prompts, kept = [[3, 1, 4], [1, 5, 2, 6]], [3, 1]
+    call, cache, lengths = comb(network, params, prompts, kept, path=6)
     assert call.positions.tolist() == [9, 9]
     cache = network.write(cache, call.kv, lengths)
-    for row, prompt in enumerate([[3, 1, 4], [1, 5, 2, 6]]):
-        for tooth, tokens in enumerate(TEETH):
-            text = jnp.array([prompt + TRUNK[: tooth + 1] + tokens])
-            plain = network.forward(params, text, jnp.arange(text.shape[1])[None])
-            said = call.each[row, 1 + tooth]
-            alone = plain.hidden[0, -len(tokens) :]
-            np.testing.assert_allclose(said[: len(tokens)], alone, atol=1e-5)
-            assert not said[len(tokens) :].any()
-            if 1 + tooth == kept[row]:  # one token more, after what the call has stored
-                end = jnp.array([text.shape[1]])
-                own = jax.tree.map(lambda x, row=row: x[row : row + 1], cache)
-                more = network.forward(params, jnp.array([[2]]), end[:, None], Prefix(own, end))
-                longer = jnp.append(text, 2)[None]
-                whole = network.forward(params, longer, jnp.arange(longer.shape[1])[None])
-                np.testing.assert_allclose(more.hidden[:, 0], whole.hidden[:, -1], atol=1e-5)
-        trunk = jnp.array([prompt + TRUNK])
-        plain = network.forward(params, trunk, jnp.arange(trunk.shape[1])[None])
-        np.testing.assert_allclose(call.each[row, 0], plain.hidden[0, -3:], atol=1e-5)
+    for row, prompt in enumerate(prompts):
+        paths = [prompt + TRUNK, *(prompt + TRUNK[:n] + TEETH[n - 1] for n in (1, 2, 3))]
+        for said, path, size in zip(call.each[row], paths, COMB["lengths"], strict=True):
+            np.testing.assert_allclose(said[:size], alone(path)[-size:], atol=1e-5)
+            assert not said[size:].any()
+        path, own = paths[kept[row]], jax.tree.map(lambda x, row=row: x[row : row + 1], cache)
+        end = jnp.array([len(path)])
+        more = plain(jnp.array([[2]]), Prefix(own, end), end)
+        np.testing.assert_allclose(more[0], alone([*path, 2])[-1], atol=1e-5)
 
 
 def test_what_is_not_stored_never_reaches_the_cache():
