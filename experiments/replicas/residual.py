@@ -11,10 +11,10 @@ from experiments.decoders.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead
-from paradec_jax.decode.block.drafts import DraftedCanvas
+from paradec_jax.decode.block.drafts import DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.block.residual_speculative import Verified, merged, verify
+from paradec_jax.decode.block.residual_speculative import Verified, verify
 from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork

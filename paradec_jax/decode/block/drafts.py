@@ -59,7 +59,7 @@ class DraftedCanvas(HeadCanvas):
 
     @property
     def drafts(self) -> Int[Array, "B S"]:
-        """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 elsewhere."""
+        """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 else."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final, self.rows.tokens, -1)
         guessed = self.candidates(ride=False).tokens[:, -1]
@@ -85,3 +85,10 @@ class DraftedCanvas(HeadCanvas):
         """The canvas with new drafts."""
         together = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *drafts)
         return dataclasses.replace(self, where=together.where, tokens=together.tokens)
+
+
+def merged(choices: Choice, made: Bool[Array, "B K W"]) -> Choice:
+    """One choice for K of them, of which no two reveal the same position."""
+    source = jnp.argmax(made, axis=1)[:, None]
+    at_source = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=1)[:, 0], choices)
+    return dataclasses.replace(at_source, where=jnp.any(made, axis=1))

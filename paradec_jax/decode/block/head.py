@@ -115,7 +115,7 @@ def head_of(decoder: Any) -> Any:
 
 
 def fresh_with_head(decoder: Any, request: Request, overrun: int = 0) -> HeadCanvas:
-    """The canvas before any call, and an empty cache of the head; `overrun` as for `reading.fresh`."""
+    """The canvas before any call, and an empty cache of the head; `overrun` as of `fresh`."""
     canvas, head, cache = fresh(decoder, request, overrun), head_of(decoder), None
     if head is not None:
         keys = purpose_keys(request.keys, Purpose.STATE)

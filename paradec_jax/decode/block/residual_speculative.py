@@ -1,5 +1,4 @@
-"""Multi-token residual prediction (MRP, arXiv 2605.18817), speculative: a head drafts states, a call
-verifies them.
+"""Multi-token residual prediction (MRP, arXiv 2605.18817), speculative: drafts, and a call on them.
 
 ::
 
@@ -7,13 +6,12 @@ verifies them.
     positions   4 . . . | 4 . . . | 4 . . . | 8 . . .
     sees        itself    itself    itself    itself, and the complete state
 
-Each sees the prefix too. A complete state has nothing to be verified. A complete canvas is read to
-be stored, a complete draft to *carry* the next block: if it turns out right, its keys and values
-are those to be stored, and the next block's first step is done.
+Each sees the prefix too. A complete canvas is read to be stored, a complete draft to *carry* the
+next block: if it turns out right, its keys and values are those to be stored, and the next block's
+first step is done.
 
 This is the packed verification of the released program, which is lossless. The paper's text judges
-one call on the final draft position by position, which is not. K counts the states that are
-verified, the canvas among them, so the head runs K - 1 times.
+one call on the final draft position by position, which is not.
 """
 
 import dataclasses
@@ -24,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.canvas import BlockRead, Choice, read_states
-from paradec_jax.decode.block.drafts import Candidates, DraftedCanvas
+from paradec_jax.decode.block.drafts import Candidates, DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadDecoder, HeadKnobs, ask_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.machine.request import Request
@@ -39,11 +37,9 @@ class Verified:
     """What a call made of a block's candidates and of the block after it.
 
     Attributes:
-      at: first position of the block, [B].
-      step: steps done in it before, [B].
+      at, step: first position of the block and steps done in it before, [B].
       drafts: the candidates C_1 .. C_K.
-      choices: the base decoder's step from each of them, [B, K, W], and with `fuse_store` in the
-        next block, [B, K + 1, W].
+      choices: the base decoder's step from each and, with `fuse_store`, in the next block.
       accepted: index of the last candidate that is a state of the base decoder, [B].
       stored: rows in which that candidate was stored, [B].
       follows: rows in which the next block's first step was done as well, [B].
@@ -67,8 +63,8 @@ class ResidualSpeculative(HeadDecoder):
         canvas C_1   _ b _ _      a step of the base decoder, made from scores of the network
         draft C_2    _ b c _      the same step from these scores, corrected for b
         draft C_3    a b c _      and for c
-        call         all three    C_2 is what the network makes of C_1, C_3 not what it makes of C_2:
-        canvas       _ b c d      so that goes on from C_2, whose scores are fresh
+        call         all three    C_2 is what the network makes of C_1, C_3 not what it makes of C_2
+        canvas       _ b c d      a step from C_2, whose scores are fresh
 
     A step is a function pi of scores, state, step and keys (`RuledDecoder.choose`), its noise that
     of a base decoder's step, so a draft that equals it in positions and tokens is a state of the
@@ -79,9 +75,8 @@ class ResidualSpeculative(HeadDecoder):
 
     Attributes:
       head: network of the head; "zero" runs none and drafts from scores as they are.
-      candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`, which
-        it repeats.
+      candidates: K, states that a call verifies at most: the canvas, and K - 1 drafts of the head.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       ride: let a complete draft carry the next block's first step, which saves that call where it
         is accepted.
     """
@@ -105,9 +100,7 @@ class ResidualSpeculative(HeadDecoder):
             )
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
-        """Network and head read the prompts' whole blocks, do the first step and draft the next
-        ones.
-        """
+        """Network and head read the prompts' whole blocks, do a step and draft the next ones."""
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
@@ -117,22 +110,19 @@ class ResidualSpeculative(HeadDecoder):
     def step(
         self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
     ) -> tuple[DraftedCanvas, Verified]:
-        """Verifies the drafts in one call, takes the right steps and the one after them, drafts
-        anew.
-        """
+        """Verifies the drafts in a call, takes the right steps and the one after, drafts anew."""
         # One call on the states C_1 .. C_K of the block, and on the next block after a complete
         # one: pi(C_k), the base decoder's step from each, and n, how many drafts are such steps.
         states, at, step = state.candidates(self.ride), state.cached, state.step
         state, call, steps, n = verify(self, params, state, states, self.fuse_store, knobs)
 
-        # So C_1 .. C_{n + 1} are states of the base decoder, and pi of each is its next step. No
-        # two of them reveal the same position.
+        # C_1 .. C_{n + 1} are states of the base decoder, and pi of each is its next step.
         made = steps.where[:, : self.candidates]
         made &= (jnp.arange(self.candidates) <= n[:, None])[..., None]
         state = state.with_choice(merged(steps, made))
 
-        # If C_{n + 1} is complete, its keys are final and the next block is open. The next block's
-        # first step is taken where the call has read it.
+        # If C_{n + 1} is complete, its keys are final and the next block is open: its first step is
+        # taken where the call has read it.
         stored, hidden = entry_of((states.complete, call.each), n)
         stored &= ~state.rows.done
         follows = stored & self.fuse_store
@@ -181,15 +171,15 @@ def verify(
     """One call on each row's states, and with `fuse` on the block after a complete one.
 
     Returns:
-      The canvas with counts; the call; the base decoder's step from each state and, with `fuse`, in
-      the next block, [B, K or K + 1, W]; the number of leading drafts that are such steps.
+      The canvas with counts; the call; pi of each state and, with `fuse`, of the next block; n, the
+      number of leading drafts that are such steps.
     """
     block, count = state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     tokens, reads, follows = states.tokens, states.reads, complete if fuse else None
     state, call = read_states(decoder, params["network"], state, tokens, reads, clean, follows)
-    # What the base decoder knows in each state: scores of its positions, its masks, where it begins,
-    # and the steps done in it.
+    # What the base decoder knows in each state: its scores and masks, where it begins, and the steps
+    # done in it.
     step = state.step[:, None] + jnp.arange(count)
     at = jnp.broadcast_to(state.cached[:, None], step.shape)
     known = jax.vmap(state.aligned, 1, 1)(call.each[:, :count]), states.masked, at, step
@@ -207,10 +197,3 @@ def verify(
     same = (made == state.where) & (~made | (tokens == state.tokens))
     right = select.leading_run(jnp.all(same, axis=2) & states.exists[:, 1:])
     return state, call, choices, right
-
-
-def merged(choices: Choice, made: Bool[Array, "B K W"]) -> Choice:
-    """One choice for K of them, of which no two reveal the same position."""
-    source = jnp.argmax(made, axis=1)[:, None]
-    at_source = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=1)[:, 0], choices)
-    return dataclasses.replace(at_source, where=jnp.any(made, axis=1))

@@ -87,8 +87,8 @@ class Reading(NamedTuple):
       each: what is read of every window, leaves [B, r, w, ...].
       one: what is read of one window, leaves [B, w, ...].
       rest: further leaves, of shapes that r and w do not change.
-      kept: the window of each row with which the path ends whose keys and values are handed on, [B];
-        0 is the first one.
+      kept: the window with which the path ends whose keys and values are handed on, [B]; 0 is the
+        first one.
     """
 
     each: Any = None
