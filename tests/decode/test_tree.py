@@ -191,6 +191,15 @@ def test_a_comb_says_what_a_call_on_each_path_says(network, params):
         np.testing.assert_allclose(more[0], alone([*path, 2])[-1], atol=1e-5)
 
 
+def test_a_chain_is_stored_up_to_the_block_that_is_kept():
+    reads = jnp.ones((2, 3), bool)
+    windows = Windows(FED, AT[:, None] + 3 * jnp.arange(3), reads, jnp.array([-1, 0, 1]), path=9)
+    kept = functools.partial(Reading, kept=jnp.array([1, 2]))
+    call, _ = called(InBlocks(), windows, read=kept, bounded=True)
+    assert call.kv.tokens.tolist() == [[0, 1, 2, 3, 4, 5, 0, 0, 0], list(range(9, 18))]
+    assert call.kv.positions[1].tolist() == list(range(7, 16))
+
+
 def test_what_is_not_stored_never_reaches_the_cache():
     """Masks after each row of a text: of the path that ends in them the text is handed on."""
     marks, prompts = {"stored": (True, False, False, False)}, [[3, 1, 4], [1, 5, 2, 6], [7, 7]]
