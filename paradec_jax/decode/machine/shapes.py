@@ -29,17 +29,14 @@ def on_smallest(
       needed: rows that need the call; zeros where none does. None is some row always.
       bounded: the last shape, whatever is needed: reverse mode would keep something of every one.
     """
-    widest = functools.partial(call, shapes[-1])
-
-    def smallest() -> Result:
-        if len(shapes) == 1:
-            return widest()
-        first = jnp.argmax(jnp.all(fits, axis=0))
-        return lax.switch(first, [functools.partial(call, shape) for shape in shapes])
-
+    calls = [functools.partial(call, shape) for shape in shapes]
     if bounded:
-        return widest()
-    return smallest() if needed is None else unless_idle(smallest, needed, widest)
+        return calls[-1]()
+    smallest = calls[-1]
+    if len(calls) > 1:
+        first = jnp.argmax(jnp.all(fits, axis=0))
+        smallest = functools.partial(lax.switch, first, calls)
+    return smallest() if needed is None else unless_idle(smallest, needed, calls[-1])
 
 
 def unless_idle(
