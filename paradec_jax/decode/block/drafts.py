@@ -70,16 +70,18 @@ class DraftedCanvas(HeadCanvas):
         """The states that drafts make; `ride` reads a complete draft where a block follows."""
         running, drafted = ~self.rows.done[:, None], jnp.any(self.where, axis=2)
         exists = jnp.concatenate([jnp.ones_like(running), drafted], axis=1)
-        # No two drafts reveal the same position.
-        shown = jnp.pad(jnp.cumsum(self.where, axis=1) > 0, ((0, 0), (1, 0), (0, 0)))
-        guesses = jnp.sum(jnp.where(self.where, self.tokens, 0), axis=1)
-        tokens = jnp.where(shown, guesses[:, None], self.text[:, None])
-        masked = self.masked(~self.rows.done)[:, None] & ~shown & exists[:, :, None]
+        tokens, masked = [self.text], [window(self.open, self.cached, self.block)]
+        for draft in range(self.where.shape[1]):
+            where = self.where[:, draft]
+            tokens.append(jnp.where(where, self.tokens[:, draft], tokens[-1]))
+            masked.append(masked[-1] & ~where)
+        left = jnp.stack(masked, axis=1) & exists[:, :, None]
         # A complete canvas is read in any case, to be stored.
         goes_on = ride & window(self.inside, self.cached + self.block, self.block)[:, :1]
         carries = jnp.concatenate([running, drafted & goes_on & running], axis=1)
-        complete = carries & ~jnp.any(masked, axis=2)
-        return Candidates(tokens, masked, exists, jnp.any(masked, axis=2) | complete, complete)
+        complete = carries & ~jnp.any(left, axis=2)
+        reads = jnp.any(left, axis=2) | complete
+        return Candidates(jnp.stack(tokens, axis=1), left, exists, reads, complete)
 
     def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
         """The canvas with new drafts."""
