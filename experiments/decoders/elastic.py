@@ -165,11 +165,8 @@ class ElasticDenoising(RuledDecoder):
             return pad_slots(out.hidden, 2 * longest), kv, out.counts
 
         widths = (*self.choices, 2 * longest)
-        if self.bounded:  # reverse mode would keep something of every shape
-            hidden, kv, counts = call(widths[-1])
-        else:
-            fits = (end[:, None] <= jnp.asarray(widths)) | state.rows.done[:, None]
-            hidden, kv, counts = on_smallest(call, widths, fits)
+        fits = (end[:, None] <= jnp.asarray(widths)) | state.rows.done[:, None]
+        hidden, kv, counts = on_smallest(call, widths, fits, bounded=self.bounded)
         own = (jnp.arange(longest) < span[:, None]) & ~state.rows.done[:, None]
         opened = window(hidden, first, longest)
         state = dataclasses.replace(state.spend(counts, end), span=span)

@@ -123,7 +123,7 @@ def judged(
         state = dataclasses.replace(
             state, rows=rows.write(choice.tokens, choice.where, state.cached)
         )
-    residual, state = ask_head(decoder, params, state, call.hidden, asked, call=call)
+    residual, state = ask_head(decoder, params, state, call, asked)
     state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
     corrected = network.logits(params["network"], state.aligned(call.hidden + residual))
     if judge == "confidence":

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from experiments.replicas.residual import drafted
 from paradec_jax.decode.block.denoising import Denoised
+from paradec_jax.decode.block.drafts import DraftedCanvas
 from paradec_jax.decode.block.head import ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
-from paradec_jax.decode.block.residual_speculative import DraftedCanvas
 from paradec_jax.decode.canvas.blocks import BlockRead
 from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -68,7 +68,7 @@ class LossyPositionWise(RuledDecoder):
         state = fresh_with_head(self, request)
         state, call = read_prompt(self, params["network"], state, request, opens=False)
         state = state.store(self.network, call, state.rows.tokens)
-        _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
+        _, state = ask_head(self, params, state, call, jnp.zeros_like(call.reads))
         return DraftedCanvas.empty(state, self.candidates)
 
     def step(
@@ -105,5 +105,5 @@ class LossyPositionWise(RuledDecoder):
         )
         state = state.after_block(clean, self.block, out.hidden[:, -1:])
         state = state.store(self.network, call, said).show(fed, stays, at).seal()
-        _, state = ask_head(self, params, state, out.hidden, jnp.zeros_like(reads), call=call)
+        _, state = ask_head(self, params, state, call, jnp.zeros_like(reads))
         return drafted(self, params, state, before, call, alone), info

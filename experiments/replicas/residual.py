@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from experiments.decoders.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.block.drafts import DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, merged, verify
+from paradec_jax.decode.block.residual_speculative import Verified, verify
 from paradec_jax.decode.canvas.blocks import BlockRead
 from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -34,15 +35,16 @@ def drafted(
 
     `before` is the canvas of that call: rows whose block it stored have no drafts.
     """
-    start, hidden, drafts = before.cached, call.hidden, []
+    start, drafts = before.cached, []
     masked = window(state.open, start, state.block) & ~call.stored[:, None]
     tokens = window(state.rows.tokens, start, state.block)
     for draft in range(state.where.shape[1]):
         if draft:
-            asks = jnp.any(masked, axis=1)
-            residual, state = ask_head(decoder, params, state, hidden, asks, tokens)
-            hidden += residual
-        logits = decoder.network.logits(params["network"], state.aligned(hidden))
+            residual, state = ask_head(
+                decoder, params, state, call, jnp.any(masked, axis=1), tokens
+            )
+            call = dataclasses.replace(call, hidden=call.hidden + residual)
+        logits = decoder.network.logits(params["network"], state.aligned(call.hidden))
         choice = decoder.choose(logits, masked, start, state.step + draft, state.rows, knobs)
         tokens = jnp.where(choice.where, choice.tokens, tokens)
         masked &= ~choice.where
@@ -107,7 +109,7 @@ class ReleasedSpeculative(RuledDecoder):
         state = state if self.context else dataclasses.replace(state, head_cache=None)
         state, call = read_prompt(self, params["network"], state, request, opens=False)
         state = state.store(self.network, call, state.rows.tokens)
-        _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
+        _, state = ask_head(self, params, state, call, jnp.zeros_like(call.reads))
         return DraftedCanvas.empty(state, self.candidates)
 
     def step(
@@ -134,7 +136,7 @@ class ReleasedSpeculative(RuledDecoder):
         state = state.store(self.network, read, choices.tokens.reshape(len(accepted), -1), done)
         late = merged(choices, made)
         state = revealed_late(state, late.tokens, late.where, before.cached, stored)
-        _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=read)
+        _, state = ask_head(self, params, state, read, jnp.zeros_like(stored))
         never = jnp.zeros_like(stored)
         info = Verified(
             before.cached, before.step, drafts, choices, accepted, stored, follows=never

@@ -154,6 +154,10 @@ class KVNetwork(ModelNetwork):
         """Positions `start .. start + width - 1` of each row's window."""
         return kv_cache.each_kv(lambda kv: kv_cache.pick(kv, start, width), window)
 
+    def take(self, window: Any, slots: Int[Array, "B _"]) -> Any:
+        """These positions of each row's window, in this order; zeros for one that is not in it."""
+        return kv_cache.each_kv(lambda kv: kv_cache.take(kv, slots), window)
+
     def widen(self, window: Any, width: int) -> Any:
         """The window with room for `width` positions, the new ones zero."""
         return kv_cache.each_kv(lambda kv: kv_cache.widen(kv, width), window)

@@ -8,6 +8,7 @@ scatter, and scatters along the leading axis: with other axes before the rows it
 whole buffer, there and back.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,6 +106,14 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
         )
 
     return KV(*jax.vmap(of_row)(*window, start))
+
+
+def take(window: KV, slots: Int[Array, "B _"]) -> KV:
+    """These positions of each row's window, in this order; zeros for one that is not in it."""
+
+    zero = functools.partial(jnp.take, mode="fill", fill_value=0)
+    keys = jax.vmap(functools.partial(zero, axis=-1))(window.k, slots)
+    return KV(keys, jax.vmap(functools.partial(zero, axis=-2))(window.v, slots))
 
 
 def each_kv(change: Callable[..., KV], tree: Any, *others: Any) -> Any:

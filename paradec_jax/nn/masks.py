@@ -4,7 +4,10 @@ A window of W queries looks at two groups of keys: a cached prefix and the windo
 below is drawn with queries as rows and keys as columns.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 BlockLength = int | Int[Array, ""] | Int[Array, "B"]
@@ -98,28 +101,32 @@ def block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B 
     return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
 
 
-def windows(inside: Bool[Array, "w w"], sees: Int[Array, "*B R R"]) -> Bool[Array, "*B W W"]:
-    """Windows side by side: each sees itself, and the first rows of others (3 of 2, the third sees
-    the first).
+def windows(
+    sizes: Sequence[int], sees: Int[Array, "*B R R"], causal: bool
+) -> Bool[Array, "*B W W"]:
+    """Windows side by side: each sees itself, and the first rows of others (of 3, 1 and 2 positions
+    drawn; the second sees two rows of the first, the third one).
 
     ::
 
-        x x . . . .
-        x x . . . .
-        . . x x . .
-        . . x x . .
-        x x . . x x
-        x x . . x x
+        x x x . . .
+        x x x . . .
+        x x x . . .
+        x x . x . .
+        x . . . x x
+        x . . . x x
 
     Args:
-      inside: what a window of w positions sees of itself.
-      sees: rows of each other one that each of R windows sees; W = R w.
+      sizes: positions of each of R windows, W together.
+      sees: rows of each other one that each window sees.
+      causal: no position of a window sees a later one of it.
     """
-    count, width = sees.shape[-1], len(inside)
-    index = jnp.repeat(jnp.arange(count), width)
-    mask = jnp.tile(inside, (count, count)) & (index[:, None] == index)
-    rows = (jnp.arange(width) < sees[..., None]).reshape(*sees.shape[:-1], len(mask))
-    return mask | jnp.repeat(rows, width, axis=-2)
+    index = np.repeat(np.arange(len(sizes)), sizes)
+    offset = np.concatenate([np.arange(size) for size in sizes])
+    own = index[:, None] == index
+    if causal:
+        own &= offset[:, None] >= offset
+    return own | (offset < sees[..., index, :][..., index])
 
 
 def sliding(

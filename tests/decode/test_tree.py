@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from marks import over
 from results import listed
-from stubs import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
+from stubs import (
+    PROMPTS,
+    StubCausal,
+    StubNetwork,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
 from stubs.base import TokenKV
 
 from experiments.replicas import ReleasedMultiBlock
@@ -20,6 +29,7 @@ from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
 from paradec_jax.decode.causal.recycling import distinct
 from paradec_jax.decode.machine import tree
 from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 
 
@@ -123,6 +133,81 @@ def test_a_call_computes_the_windows_that_a_row_reads(reads, kept, positions):
     assert call.kv.tokens.tolist() == FED[jnp.arange(2), kept].tolist()
 
 
+# A comb: a short window after rows of another, each of its own length
+
+TRUNK, TEETH = [5, 1, 8], [[2, 7], [4], [9, 3, 6]]
+COMB = {
+    "parent": jnp.array([-1, 0, 0, 0]),
+    "row": jnp.array([0, 0, 1, 2]),  # the second tooth follows two tokens of the trunk
+    "lengths": (3, 2, 1, 3),
+}
+
+
+def comb(network, params, prompts, kept, **marks):
+    """A call on a comb after prompts, with the caches that they left."""
+    lengths = jnp.array([len(prompt) for prompt in prompts])
+    cache, most = network.init_cache(jnp.arange(len(prompts)), 24), max(map(len, prompts))
+    padded = jnp.array([prompt + [0] * (most - len(prompt)) for prompt in prompts])
+    positions = jnp.broadcast_to(jnp.arange(most), padded.shape)
+    read = network.forward(params, padded, positions, Prefix(cache, None))
+    cache = network.write(cache, read.kv, 0 * lengths)
+    fed = jnp.array([row + [0] * (3 - len(row)) for row in (TRUNK, *TEETH)])
+    fed = jnp.broadcast_to(fed, (len(prompts), 4, 3))
+    at = lengths[:, None] + jnp.array([0, 1, 2, 3])
+    windows = Windows(fed, at, at > 0, **COMB, **marks)
+    reads = functools.partial(Reading, kept=jnp.array(kept))
+    call = forward_tree(network, params, Prefix(cache, lengths), windows, reads, bounded=True)
+    return call, cache, lengths
+
+
+@pytest.mark.parametrize(
+    ("network", "params"),
+    [(StubCausal(vocab_size=13), None), (tiny_causal(), tiny_causal_params())],
+    ids=["stub", "transformer"],
+)
+def test_a_comb_says_what_a_call_on_each_path_says(network, params):
+    """Each window costs its own tokens; the path that is kept is stored, and read on from."""
+
+    @jax.jit
+    def plain(text, prefix=None, at=0):
+        positions = at + jnp.arange(text.shape[1])[None]
+        return network.forward(params, text, positions, prefix).hidden[0]
+
+    def alone(tokens):  # nothing sees what stands after it
+        return plain(jnp.array([tokens + [0] * (12 - len(tokens))]))[: len(tokens)]
+
+    prompts, kept = [[3, 1, 4], [1, 5, 2, 6]], [3, 1]
+    call, cache, lengths = comb(network, params, prompts, kept, path=6)
+    assert call.positions.tolist() == [9, 9]
+    cache = network.write(cache, call.kv, lengths)
+    for row, prompt in enumerate(prompts):
+        paths = [prompt + TRUNK, *(prompt + TRUNK[:n] + TEETH[n - 1] for n in (1, 2, 3))]
+        for said, path, size in zip(call.each[row], paths, COMB["lengths"], strict=True):
+            np.testing.assert_allclose(said[:size], alone(path)[-size:], atol=1e-5)
+            assert not said[size:].any()
+        path, own = paths[kept[row]], jax.tree.map(lambda x, row=row: x[row : row + 1], cache)
+        end = jnp.array([len(path)])
+        more = plain(jnp.array([[2]]), Prefix(own, end), end)
+        np.testing.assert_allclose(more[0], alone([*path, 2])[-1], atol=1e-5)
+
+
+def test_a_chain_is_stored_up_to_the_block_that_is_kept():
+    reads = jnp.ones((2, 3), bool)
+    windows = Windows(FED, AT[:, None] + 3 * jnp.arange(3), reads, jnp.array([-1, 0, 1]), path=9)
+    kept = functools.partial(Reading, kept=jnp.array([1, 2]))
+    call, _ = called(InBlocks(), windows, read=kept, bounded=True)
+    assert call.kv.tokens.tolist() == [[0, 1, 2, 3, 4, 5, 0, 0, 0], list(range(9, 18))]
+    assert call.kv.positions[1].tolist() == list(range(7, 16))
+
+
+def test_what_is_not_stored_never_reaches_the_cache():
+    """Masks after each row of a text: of the path that ends in them the text is handed on."""
+    marks, prompts = {"stored": (True, False, False, False)}, [[3, 1, 4], [1, 5, 2, 6], [7, 7]]
+    call, *_ = comb(StubCausal(vocab_size=13), None, prompts, [3, 1, 0], **marks)
+    assert call.kv.tokens.tolist() == [[5, 1, 8], [5, 0, 0], [5, 1, 8]]
+    assert call.kv.positions.tolist() == [[3, 4, 5], [4, 0, 0], [2, 3, 4]]
+
+
 def test_only_new_candidates_are_verified():
     draft = jnp.array([[1, 2]])
     candidates = jnp.array([[[1, 2], [3, 4], [5, 6], [3, 4], [7, 8], [9, 9]]])
@@ -217,7 +302,7 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
     else:  # its window shrinks with the block, the compiled ones do not
         assert sum(sizes) > result["positions"][0]
     spared, small = computed(name)
-    monkeypatch.setattr(tree, "on_smallest", lambda call, shapes, fits: call(shapes[-1]))
+    monkeypatch.setattr(tree, "on_smallest", lambda *of, bounded: on_smallest(*of, bounded=True))
     whole, large = computed(name)
     assert whole == spared and sum(small) < sum(large)
 

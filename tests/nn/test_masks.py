@@ -53,3 +53,11 @@ def test_blocks_of_another_length_in_each_row():
             np.testing.assert_array_equal(both[i], rule(POSITIONS[i : i + 1], jnp.int32(length))[0])
     np.testing.assert_array_equal(masks.block_causal(POSITIONS[:1], 1)[0], masks.causal(5))
     assert masks.block_causal(POSITIONS[:1], 5).all()
+
+
+def test_windows_side_by_side_are_as_drawn():
+    sees = jnp.array([[0, 0, 0], [2, 0, 0], [1, 0, 0]])
+    whole = ["x x x . . .", "x x x . . .", "x x x . . .", "x x . x . .", *["x . . . x x"] * 2]
+    assert drawn(masks.windows((3, 1, 2), sees, False)) == whole
+    causal = ["x . . . . .", "x x . . . .", "x x x . . .", *whole[3:4], "x . . . x .", whole[5]]
+    assert drawn(masks.windows((3, 1, 2), sees, True)) == causal

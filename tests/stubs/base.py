@@ -122,6 +122,14 @@ class CachedStub(Stub):
 
         return jax.tree.map(lambda x: jax.vmap(of_row)(x, start), window)
 
+    def take(self, window: Any, slots: Int[Array, "B _"]) -> Any:
+        """These slots of each row's window, zeros for one that is not in it."""
+
+        def of_row(row: Array, slots: Array) -> Array:
+            return row.at[slots].get(mode="fill", fill_value=0)
+
+        return jax.tree.map(lambda x: jax.vmap(of_row)(x, slots), window)
+
     def widen(self, window: Any, width: int) -> Any:
         """The window with zeros after its slots, up to `width`."""
         return jax.tree.map(lambda x: pad_slots(x, width), window)

@@ -4,18 +4,17 @@ one.
 ::
 
     position      0 1 2 3 | 4 5 6 7 | 8 9 . .        B = 4
-    tokens        p p p p | a b c d | _ e _ _        the block at 4 has just been completed, e was revealed
+    tokens        p p p p | a b c d | _ e _ _        the block at 4 is complete, e was revealed
     network       trusted | stored with the first call on the block at 8
     head          trusted | stored with the head's first call on it: one window of 2B for both
 
 The head reads tokens as they are *after* a reveal and hidden states of the network *before* it;
 what it returns is added to those states. Its own cache holds whole blocks, read when they were
 complete: their tokens and hidden states. With logits about the next position, a block's first state
-  comes from the block before it, which no reveal changes.
+comes from the block before it, which no reveal changes.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -29,7 +28,7 @@ from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import on_smallest, unless_idle
+from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window
 
@@ -74,6 +73,11 @@ class HeadCanvas(BlockCanvas):
 
     head_cache: Any
 
+    @property
+    def text(self) -> Int[Array, "B W"]:
+        """What stands in each row's open block."""
+        return window(self.rows.tokens, self.cached, self.block)
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadDecoder(BlockDecoder):
@@ -105,13 +109,14 @@ def head_of(decoder: Any) -> Any:
         return None
     if head.block != block:
         raise ValueError(
-            f"the head corrects blocks of {head.block}, not of {block}: it is another network's or another length's"
+            f"the head corrects blocks of {head.block}, not of {block}: it is another network's or "
+            "another length's"
         )
     return head
 
 
 def fresh_with_head(decoder: Any, request: Request, overrun: int = 0) -> HeadCanvas:
-    """The canvas before any call, and an empty cache of the head; `overrun` as for `reading.fresh`."""
+    """The canvas before any call, and an empty cache of the head; `overrun` as of `fresh`."""
     canvas, head, cache = fresh(decoder, request, overrun), head_of(decoder), None
     if head is not None:
         keys = purpose_keys(request.keys, Purpose.STATE)
@@ -123,59 +128,46 @@ def ask_head(
     decoder: Any,
     params: Any,
     state: AnyHead,
-    hidden: Float[Array, "B W D"],
+    call: BlockRead,
     wants: Bool[Array, "B"],
     tokens: Int[Array, "B W"] | None = None,
-    call: BlockRead | None = None,
 ) -> tuple[Float[Array, "B W D"], AnyHead]:
     """The residual of each row's open block, zero where it is not wanted, and the canvas after the
-    head's call.
-
-    The first call after one of the network stores what that one stored along with it. A call that
-    no row needs is skipped.
+    head's call, which is skipped where no row needs it.
 
     Args:
       decoder, params: with fields `network` and `head`, and the parameters of both by their names.
       state: the canvas as it stands.
-      hidden: hidden states of the open block so far, before alignment.
+      call: what the network read; its `hidden` with all residuals so far.
       wants: rows whose open block is to be corrected.
-      tokens: what stands in the block, where it is not what stands on the canvas.
-      call: what the network read, in the head's first call after it.
+      tokens: what stands in the block. None is what stands on the canvas when the head is asked for
+        the first time after `call`: what that one stored is then read and stored as well.
     """
-    head, cache, block, at = head_of(decoder), state.head_cache, state.block, state.cached
+    head, cache, block = head_of(decoder), state.head_cache, state.block
     if head is None:
-        return jnp.zeros_like(hidden), state
-    stores, prompt = jnp.zeros_like(wants), False
-    if storing := call is not None and cache is not None:
-        at, hidden, prompt, tokens = call.at, call.window, call.prompt, None
-        stores = call.stored & ~state.rows.done
-    needed, widest = stores | wants, hidden.shape[1]
-    kept = widest if prompt else block
-    widths = sorted({kept, widest})
+        return jnp.zeros_like(call.hidden), state
+    at, hidden, prompt, stores = state.cached, call.hidden, False, jnp.zeros_like(wants)
+    if first := tokens is None:
+        at, hidden, prompt = call.at, call.window, call.prompt
+        stores = call.stored & ~state.rows.done & (cache is not None)
+        tokens = window(state.rows.tokens, at, hidden.shape[1])
+    most, needed = hidden.shape[1], stores | wants
+    least = most if prompt else block
     vectors = decoder.network.embedding(params["network"])
 
     def ask(width: int) -> tuple[Any, ...]:
-        ids = window(state.rows.tokens, at, width) if tokens is None else tokens
         prefix = None if cache is None else Prefix(cache, None if prompt else at)
-        positions = at[:, None] + jnp.arange(width)
-        out = head.forward(
-            params["head"], vectors[ids], positions, prefix, hidden=hidden[:, :width]
-        )
-        kv = None
-        if storing:
-            kv = out.kv if width == kept else head.pick(out.kv, jnp.zeros_like(at), kept)
-        return window(out.hidden, state.cached - at, block), kv, out.counts
+        read, positions = vectors[tokens[:, :width]], at[:, None] + jnp.arange(width)
+        out = head.forward(params["head"], read, positions, prefix, hidden=hidden[:, :width])
+        kv = out.kv if width == least else head.pick(out.kv, jnp.zeros_like(at), least)
+        return window(out.hidden, state.cached - at, block), kv if first else None, out.counts
 
-    widest_call = functools.partial(ask, widest)
-    if decoder.bounded:  # reverse mode would keep something of every shape
-        residual, kv, counts = widest_call()
-    else:
-        computed = jnp.where(stores & wants, widest, kept)
-        fits = computed[:, None] <= jnp.asarray(widths)
-        smallest = functools.partial(on_smallest, ask, widths, fits)
-        residual, kv, counts = unless_idle(smallest, needed, widest_call)
+    # What is stored comes first: a row that only stores reads no more.
+    widths, asked = sorted({least, most}), jnp.where(stores & wants, most, least)
+    fits = asked[:, None] <= jnp.asarray(widths)
+    residual, kv, counts = on_smallest(ask, widths, fits, needed, decoder.bounded)
     state = state.spend({name: amount * needed for name, amount in counts.items()}, 0, 0)
-    if storing:
+    if first and cache is not None:
         state = dataclasses.replace(state, head_cache=head.write(cache, kv, at))
     # Zero for other rows, so that nothing of theirs depends on whether others needed the call.
     return jnp.where(wants[:, None, None], residual, 0), state

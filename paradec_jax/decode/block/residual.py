@@ -1,5 +1,5 @@
-"""Multi-token residual prediction (MRP), direct: its head corrects a call's scores, so that more is
-revealed.
+"""Multi-token residual prediction (MRP, arXiv 2605.18817), direct: its head corrects a call's
+scores, so that more is revealed.
 """
 
 import dataclasses
@@ -73,15 +73,10 @@ class Residual(HeadDecoder):
                 "head_rule 'dynamic' has the threshold of rule, which must be dynamic or threshold, "
                 f"not {self.rule!r}"
             )
-        if self.mix == "none" and not self.heads:
+        if self.mix == "none" and self.head == ZERO:
             raise ValueError(
                 "mix 'none' takes the head's answer for the scores, so head must not be 'zero'"
             )
-
-    @property
-    def heads(self) -> int:
-        """Heads that run."""
-        return int(self.head != ZERO)
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does
@@ -104,31 +99,29 @@ class Residual(HeadDecoder):
         self, params: Any, state: HeadCanvas, call: BlockRead, knobs: HeadKnobs
     ) -> tuple[HeadCanvas, Denoised]:
         """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
-        network, before, hidden = self.network, state, call.hidden
-        state, _, choice = self.denoise(params["network"], before, call, knobs)
-        state, going, rounds = (
-            state.with_choice(choice),
-            call.reads & knobs.asks(choice.where),
-            [choice],
-        )
-        # A head's quota is one position, whatever the network's. Its noise is that of steps that no
+        network, before, newest = self.network, state, call
+        # Round 0, by the scores z of the network itself.
+        state, _, choice = self.denoise(params["network"], state, call, knobs)
+        state, rounds = state.with_choice(choice), [choice]
+        going = call.reads & knobs.asks(choice.where)
+        # A head's quota is one position, whatever the network's; its noise is that of steps that no
         # call has.
         alone = dataclasses.replace(knobs, steps=None)
         for k in range(1, self.head_steps + 1):
-            # a <- a + d: the head reads what was just revealed, and corrects the hidden states for
-            # it.
-            masked, first = state.masked(going), call if k == 1 else None
-            residual, state = ask_head(
-                self, params, state, hidden, jnp.any(masked, axis=1), call=first
-            )
-            hidden = hidden + residual if self.mix == "sum" else residual
+            # d <- MRP(cur, a): the head reads what was just revealed.
+            masked, tokens = state.masked(going), None if k == 1 else state.text
+            residual, state = ask_head(self, params, state, newest, jnp.any(masked, axis=1), tokens)
+            # a <- a + d, or d alone.
+            hidden = newest.hidden + residual if self.mix == "sum" else residual
+            newest = dataclasses.replace(newest, hidden=hidden)
             # g = U a: logits of the corrected states, of which the rule reveals some.
             logits = network.logits(params["network"], state.aligned(hidden))
             step = before.step + k * self.block
-            choice = self.choose(
-                logits, masked, state.cached, step, state.rows, alone, rule=self.head_rule
+            choice = knobs.sure(
+                self.choose(
+                    logits, masked, state.cached, step, state.rows, alone, rule=self.head_rule
+                )
             )
-            choice = knobs.sure(choice)
             state, going = state.with_choice(choice), jnp.any(choice.where, axis=1)
             rounds.append(choice)
         info = Denoised.of(before, call, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rounds))

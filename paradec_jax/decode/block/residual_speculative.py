@@ -1,4 +1,4 @@
-"""Multi-token residual prediction (MRP), speculative: a head drafts states, a call verifies them.
+"""Multi-token residual prediction (MRP, arXiv 2605.18817), speculative: drafts, and a call on them.
 
 ::
 
@@ -6,13 +6,12 @@
     positions   4 . . . | 4 . . . | 4 . . . | 8 . . .
     sees        itself    itself    itself    itself, and the complete state
 
-Each sees the prefix too. A complete state has nothing to be verified. A complete canvas is read to
-be stored, a complete draft to *carry* the next block: if it turns out right, its keys and values
-are those to be stored, and the next block's first step is done.
+Each sees the prefix too. A complete canvas is read to be stored, a complete draft to *carry* the
+next block: if it turns out right, its keys and values are those to be stored, and the next block's
+first step is done.
 
 This is the packed verification of the released program, which is lossless. The paper's text judges
-one call on the final draft position by position, which is not. K counts the states that are
-verified, the canvas among them, so the head runs K - 1 times.
+one call on the final draft position by position, which is not.
 """
 
 import dataclasses
@@ -22,92 +21,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.block.head import (
-    HeadCanvas,
-    HeadDecoder,
-    HeadKnobs,
-    ask_head,
-    fresh_with_head,
-)
+from paradec_jax.decode.block.drafts import Candidates, DraftedCanvas, merged
+from paradec_jax.decode.block.head import HeadDecoder, HeadKnobs, ask_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
 from paradec_jax.decode.canvas.blocks import BlockRead, read_states
 from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.tree import TreeCall
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import entry_of, put, shift, window
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Candidates:
-    """States C_1 .. C_K of each row's open block: the canvas, then each with one draft more.
-
-    Attributes:
-      tokens: what stands in the block, [B, K, W].
-      masked: positions that are still to be revealed, [B, K, W].
-      exists: states that are there, [B, K].
-      reads: states that the call reads, [B, K]; none of a row that has stopped.
-      complete: the one without masks that it reads, [B, K]; none in most rows.
-    """
-
-    tokens: Int[Array, "B K W"]
-    masked: Bool[Array, "B K W"]
-    exists: Bool[Array, "B K"]
-    reads: Bool[Array, "B K"]
-    complete: Bool[Array, "B K"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DraftedCanvas(HeadCanvas):
-    """A canvas of blocks, and guesses of the next steps in the open one.
-
-    Attributes:
-      where: positions that each draft reveals, none where there is no draft, [B, K - 1, W].
-      tokens: tokens that it reveals there, [B, K - 1, W].
-    """
-
-    where: Bool[Array, "B drafts W"]
-    tokens: Int[Array, "B drafts W"]
-
-    @classmethod
-    def empty(cls, canvas: HeadCanvas, count: int) -> "DraftedCanvas":
-        """A canvas with room for so many drafts, and none in it."""
-        nothing = jnp.zeros((len(canvas.cached), count, canvas.block), jnp.int32)
-        return cls(**vars(canvas), where=nothing > 0, tokens=nothing)
-
-    @property
-    def drafts(self) -> Int[Array, "B S"]:
-        """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 elsewhere."""
-        within = jnp.arange(self.shown.shape[1]) < self.rows.limit[:, None]
-        known = jnp.where(self.shown, self.rows.tokens, -1)
-        guessed = self.candidates(ride=False).tokens[:, -1]
-        known = put(known, guessed, self.cached, jnp.any(self.where, axis=1))
-        return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
-
-    def candidates(self, ride: bool) -> Candidates:
-        """The states that drafts make; `ride` reads a complete draft where a block follows."""
-        at, block, running = self.cached, self.block, ~self.rows.done[:, None]
-        tokens, masked = [window(self.rows.tokens, at, block)], [window(self.open, at, block)]
-        for draft in range(self.where.shape[1]):
-            where = self.where[:, draft]
-            tokens.append(jnp.where(where, self.tokens[:, draft], tokens[-1]))
-            masked.append(masked[-1] & ~where)
-        drafted = jnp.any(self.where, axis=2)
-        exists = jnp.concatenate([jnp.ones_like(running), drafted], axis=1)
-        left = jnp.stack(masked, axis=1) & exists[:, :, None]
-        complete = exists & ~jnp.any(left, axis=2)
-        # A complete canvas is read in any case, to be stored.
-        goes_on = ride & window(self.inside, at + block, block)[:, :1]
-        carries = complete & jnp.concatenate([running, drafted & goes_on & running], axis=1)
-        reads = (exists & ~complete & running) | carries
-        return Candidates(jnp.stack(tokens, axis=1), left, exists, reads, carries)
-
-    def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
-        """The canvas with new drafts."""
-        together = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *drafts)
-        return dataclasses.replace(self, where=together.where, tokens=together.tokens)
+from paradec_jax.decode.rules.windows import entry_of
 
 
 @jax.tree_util.register_dataclass
@@ -116,11 +38,9 @@ class Verified:
     """What a call made of a block's candidates and of the block after it.
 
     Attributes:
-      at: first position of the block, [B].
-      step: steps done in it before, [B].
+      at, step: first position of the block and steps done in it before, [B].
       drafts: the candidates C_1 .. C_K.
-      choices: the base decoder's step from each of them, [B, K, W], and with `fuse_store` in the
-        next block, [B, K + 1, W].
+      choices: the base decoder's step from each and, with `fuse_store`, in the next block.
       accepted: index of the last candidate that is a state of the base decoder, [B].
       stored: rows in which that candidate was stored, [B].
       follows: rows in which the next block's first step was done as well, [B].
@@ -144,8 +64,8 @@ class ResidualSpeculative(HeadDecoder):
         canvas C_1   _ b _ _      a step of the base decoder, made from scores of the network
         draft C_2    _ b c _      the same step from these scores, corrected for b
         draft C_3    a b c _      and for c
-        call         all three    C_2 is what the network makes of C_1, C_3 not what it makes of C_2:
-        canvas       _ b c d      so that goes on from C_2, whose scores are fresh
+        call         all three    C_2 is what the network makes of C_1, C_3 not what it makes of C_2
+        canvas       _ b c d      a step from C_2, whose scores are fresh
 
     A step is a function pi of scores, state, step and keys (`RuledDecoder.choose`), its noise that
     of a base decoder's step, so a draft that equals it in positions and tokens is a state of the
@@ -156,9 +76,8 @@ class ResidualSpeculative(HeadDecoder):
 
     Attributes:
       head: network of the head; "zero" runs none and drafts from scores as they are.
-      candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`, which
-        it repeats.
+      candidates: K, states that a call verifies at most: the canvas, and K - 1 drafts of the head.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       ride: let a complete draft carry the next block's first step, which saves that call where it
         is accepted.
     """
@@ -182,9 +101,7 @@ class ResidualSpeculative(HeadDecoder):
             )
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
-        """Network and head read the prompts' whole blocks, do the first step and draft the next
-        ones.
-        """
+        """Network and head read the prompts' whole blocks, do a step and draft the next ones."""
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
@@ -194,23 +111,20 @@ class ResidualSpeculative(HeadDecoder):
     def step(
         self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
     ) -> tuple[DraftedCanvas, Verified]:
-        """Verifies the drafts in one call, takes the right steps and the one after them, drafts
-        anew.
-        """
+        """Verifies the drafts in a call, takes the right steps and the one after, drafts anew."""
         # One call on the states C_1 .. C_K of the block, and on the next block after a complete
-        # one: pi(C_k), the base decoder's step from each, and how many drafts are such steps.
+        # one: pi(C_k), the base decoder's step from each, and n, how many drafts are such steps.
         states, at, step = state.candidates(self.ride), state.cached, state.step
-        state, call, steps, right = verify(self, params, state, states, self.fuse_store, knobs)
+        state, call, steps, n = verify(self, params, state, states, self.fuse_store, knobs)
 
-        # So C_1 .. C_{right + 1} are states of the base decoder, and pi of each is its next step.
-        # No two of them reveal the same position.
+        # C_1 .. C_{n + 1} are states of the base decoder, and pi of each is its next step.
         made = steps.where[:, : self.candidates]
-        made &= (jnp.arange(self.candidates) <= right[:, None])[..., None]
+        made &= (jnp.arange(self.candidates) <= n[:, None])[..., None]
         state = state.with_choice(merged(steps, made))
 
-        # If the last of these states is complete, its keys are final and the next block is open.
-        # The next block's first step is taken where the call has read it.
-        stored, hidden = entry_of((states.complete, call.each), right)
+        # If C_{n + 1} is complete, its keys are final and the next block is open: its first step is
+        # taken where the call has read it.
+        stored, hidden = entry_of((states.complete, call.each), n)
         stored &= ~state.rows.done
         follows = stored & self.fuse_store
         first = jax.tree.map(lambda x: x[:, -1], steps).only(follows)
@@ -218,34 +132,35 @@ class ResidualSpeculative(HeadDecoder):
 
         # Keys are stored, and the steps done in the open block are counted.
         count = jnp.where(stored, 1, jnp.sum(jnp.any(made, axis=2), axis=1, dtype=jnp.int32))
-        read = state.path(call, hidden, stored)
-        state = state.store(self.network, read, steps.tokens.reshape(len(at), -1), count)
+        newest = state.path(call, hidden, stored)
+        state = state.store(self.network, newest, steps.tokens.reshape(len(at), -1), count)
 
         # The head drafts on, from the newest scores.
-        going = read.reads & knobs.asks(entry_of(made, right) | first.where)
-        state = self._draft(params, state, read, going, knobs)
-        return state, Verified(at, step, states, steps, right, stored, follows)
+        going = newest.reads & knobs.asks(entry_of(made, n) | first.where)
+        state = self._draft(params, state, newest, going, knobs)
+        return state, Verified(at, step, states, steps, n, stored, follows)
 
     def _draft(
         self,
         params: Any,
         state: DraftedCanvas,
-        read: BlockRead,
+        newest: BlockRead,
         going: Bool[Array, "B"],
         knobs: HeadKnobs,
     ) -> DraftedCanvas:
         """The canvas with drafts of the K - 1 steps after it, in rows that go on."""
-        at, hidden, masked, drafts = state.cached, read.hidden, state.masked(going), []
-        tokens = window(state.rows.tokens, at, self.block)
+        text, masked, drafts = state.text, state.masked(going), []
         for k in range(self.candidates - 1):
-            # a <- a + d: the head corrects the newest scores for what was just revealed or drafted.
-            asks, first = jnp.any(masked, axis=1), read if k == 0 else None
-            residual, state = ask_head(self, params, state, hidden, asks, tokens, first)
-            hidden = hidden + residual
-            # pi of these scores: same rule, same number of the step, same noise.
-            logits = self.network.logits(params["network"], state.aligned(hidden))
-            draft = knobs.sure(self.choose(logits, masked, at, state.step + k, state.rows, knobs))
-            tokens = jnp.where(draft.where, draft.tokens, tokens)
+            # d = MRP(C_k, a), a <- a + d: the newest scores, corrected for what was just revealed.
+            asks, drafted = jnp.any(masked, axis=1), text if k > 0 else None
+            residual, state = ask_head(self, params, state, newest, asks, drafted)
+            newest = dataclasses.replace(newest, hidden=newest.hidden + residual)
+            # D_{k+1} = pi(C_k, U a): same rule, same number of the step, same noise.
+            logits = self.network.logits(params["network"], state.aligned(newest.hidden))
+            draft = self.choose(logits, masked, state.cached, state.step + k, state.rows, knobs)
+            draft = knobs.sure(draft)
+            # C_{k+1} = C_k + D_{k+1}
+            text = jnp.where(draft.where, draft.tokens, text)
             masked = masked & ~draft.where & jnp.any(draft.where, axis=1, keepdims=True)
             drafts.append(draft)
         return state.with_drafts(drafts)
@@ -257,42 +172,29 @@ def verify(
     """One call on each row's states, and with `fuse` on the block after a complete one.
 
     Returns:
-      The canvas with counts; the call; the base decoder's step from each state and, with `fuse`, in
-      the next block, [B, K or K + 1, W]; the number of leading drafts that are such steps.
+      The canvas with counts; the call; pi of each state and, with `fuse`, of the next block; n, the
+      number of leading drafts that are such steps.
     """
-    at, block, count = state.cached, state.block, states.tokens.shape[1]
+    block, count = state.block, states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
-    follows = complete if fuse else None
-    state, call = read_states(
-        decoder, params["network"], state, states.tokens, states.reads, clean, follows
-    )
-
-    # What the base decoder knows in each state: its masks, where it begins, the steps done in it,
-    # and the hidden state of the position before.
-    masked, hidden, begin = states.masked, call.each, call.windows.at
+    tokens, reads, follows = states.tokens, states.reads, complete if fuse else None
+    state, call = read_states(decoder, params["network"], state, tokens, reads, clean, follows)
+    # What the base decoder knows in each state: its scores and masks, where it begins, and the steps
+    # done in it.
+    step = state.step[:, None] + jnp.arange(count)
+    at = jnp.broadcast_to(state.cached[:, None], step.shape)
+    known = jax.vmap(state.aligned, 1, 1)(call.each[:, :count]), states.masked, at, step
     if fuse:
-        opened = window(state.open, at + block, block) & complete[:, None]
-        masked = jnp.concatenate([masked, opened[:, None]], axis=1)
-    index = jnp.arange(begin.shape[1])
-    is_next = index == count
-    done = jnp.where(is_next, 0, state.step[:, None] + index)
-    if state.previous is not None:
-        end = entry_of(hidden, clean)[:, None, -1:]
-        before = jnp.where(is_next[:, None, None], end, state.previous[:, None])
-        hidden = jnp.concatenate([before, hidden[:, :, :-1]], axis=2)
+        after = state.after_block(complete, block, entry_of(call.each, clean)[:, -1:])
+        opened = after.aligned(call.each[:, -1]), after.masked(complete), after.cached, after.step
+        known = jax.tree.map(lambda x, y: jnp.append(x, y[:, None], axis=1), known, opened)
+    hidden, *rest = known
     logits = decoder.network.logits(params["network"], hidden)
     choose = jax.vmap(lambda *of_state: decoder.choose(*of_state, state.rows, knobs), 1, 1)
-    choices = choose(logits, masked, begin, done)
+    choices = choose(logits, *rest)
 
     # A draft is right if it is what pi makes of the state before it, and all drafts before it are.
     made, tokens = choices.where[:, : count - 1], choices.tokens[:, : count - 1]
     same = (made == state.where) & (~made | (tokens == state.tokens))
     right = select.leading_run(jnp.all(same, axis=2) & states.exists[:, 1:])
     return state, call, choices, right
-
-
-def merged(choices: Choice, made: Bool[Array, "B K W"]) -> Choice:
-    """One choice for K of them, of which no two reveal the same position."""
-    source = jnp.argmax(made, axis=1)[:, None]
-    at_source = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=1)[:, 0], choices)
-    return dataclasses.replace(at_source, where=jnp.any(made, axis=1))

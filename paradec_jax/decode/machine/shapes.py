@@ -17,6 +17,8 @@ def on_smallest(
     call: Callable[[Shape], Result],
     shapes: Sequence[Shape],
     fits: Bool[Array, "B shapes"],
+    needed: Bool[Array, "B"] | None = None,
+    bounded: bool = False,
 ) -> Result:
     """`call` in the first shape that fits every row, since they share the call.
 
@@ -24,11 +26,17 @@ def on_smallest(
       call: shape -> arrays of the same shapes and dtypes for every shape.
       shapes: compiled shapes, the smallest first; the last one fits in any case.
       fits: which of them hold what each row needs; all of them where it has stopped.
+      needed: rows that need the call; zeros where none does. None is some row always.
+      bounded: the last shape, whatever is needed: reverse mode would keep something of every one.
     """
-    if len(shapes) == 1:
-        return call(shapes[0])
-    first = jnp.argmax(jnp.all(fits, axis=0))
-    return lax.switch(first, [functools.partial(call, shape) for shape in shapes])
+    calls = [functools.partial(call, shape) for shape in shapes]
+    if bounded:
+        return calls[-1]()
+    smallest = calls[-1]
+    if len(calls) > 1:
+        first = jnp.argmax(jnp.all(fits, axis=0))
+        smallest = functools.partial(lax.switch, first, calls)
+    return smallest() if needed is None else unless_idle(smallest, needed, calls[-1])
 
 
 def unless_idle(

@@ -4,10 +4,10 @@
 
     star     a b c | d e f | g h i       guesses of the same positions: none sees another
     chain    a b c > d e f > g h i       a block and those after it: each sees all before it
-    comb     a b c,  a > d,  b > e       a short window after each row of another
+    comb     a b c,  a > _ _,  b > _     a short window after each row of another
 
 A window sees the prefix, itself by the network's visibility, and of each ancestor the rows up to
-the one where its path leaves. All windows of a call have one width.
+the one where its path leaves. A window of fewer tokens than the longest costs no more than it has.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
 beside the largest, and the smallest that holds what all rows read is the one that runs.
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.windows import pad_slots
+from paradec_jax.decode.rules.windows import entry_of, pad_slots
 from paradec_jax.nn import masks
 
 
@@ -34,12 +34,16 @@ class Windows:
     """The windows of a call, and which of them each row reads.
 
     Attributes:
-      tokens: R windows of W tokens, or vectors in their place, [B, R, W, ...].
+      tokens: R windows of at most W tokens, or vectors in their place, [B, R, W, ...].
       at: position of the first token of each, [B, R].
       reads: windows that the row reads, [B, R]; none where it has stopped.
       parent: window that each one follows, the index of an earlier one, [B, R]; -1 where it follows
         the prefix alone. None where all do. Without B it is the same in all rows.
       row: last row of its parent that each one sees, as `parent`; None is the parent's last one.
+      lengths: tokens of each window; None is W.
+      stored: windows whose keys and values may reach the cache; None is all of them.
+      path: positions that the stored windows of a path have together, at most; None where no stored
+        window follows another.
     """
 
     tokens: Shaped[Array, "B R W *rest"]
@@ -47,6 +51,9 @@ class Windows:
     reads: Bool[Array, "B R"]
     parent: Int[Array, "*B R"] | None = None
     row: Int[Array, "*B R"] | None = None
+    lengths: Sequence[int] | None = None
+    stored: Sequence[bool] | None = None
+    path: int | None = None
 
     @classmethod
     def star(
@@ -61,8 +68,8 @@ class Windows:
         count, width = self.tokens.shape[1:3]
         if self.parent is None:
             return jnp.zeros((count, count), jnp.int32)
-        rows = jnp.asarray(width if self.row is None else self.row + 1)[..., None]
         follows = self.parent[..., None] == jnp.arange(count)
+        rows = jnp.asarray(self.lengths or width) if self.row is None else self.row[..., None] + 1
         sees = of_parent = jnp.where(follows, rows, 0)
         for _ in range(count - 2):  # a path has at most so many ancestors beyond the parent
             above = jnp.where(follows[..., None], sees[..., None, :, :], 0)
@@ -80,7 +87,8 @@ class Reading(NamedTuple):
       each: what is read of every window, leaves [B, r, w, ...].
       one: what is read of one window, leaves [B, w, ...].
       rest: further leaves, of shapes that r and w do not change.
-      kept: the window of each row whose keys and values are handed on, [B]; 0 is the first one.
+      kept: the window with which the path ends whose keys and values are handed on, [B]; 0 is the
+        first one.
     """
 
     each: Any = None
@@ -96,7 +104,7 @@ class TreeCall(NamedTuple):
       windows: what was read.
       each: as read, leaves [B, R, W, ...], zero of windows that the row does not read.
       one, rest: as read, leaves [B, W, ...] and any.
-      kv: keys and values of the window that is kept, for W positions of the cache.
+      kv: keys and values of the path that is kept, for `path` or W positions of the cache.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
     """
@@ -127,45 +135,37 @@ def forward_tree(
     Args:
       network, params: the network that is called, and its parameters.
       prefix: its cache, and what every window sees of it.
-      windows: R windows of W tokens.
-      read: hidden states [B, r, w, D] -> what to hand on. Logits that are made here are made of few
-        positions in a small call.
+      windows: R windows of at most W tokens.
+      read: hidden states [B, r, w, D], zero after a shorter window's, -> what to hand on. Logits
+        that are made here are made of few positions in a small call.
       smaller: windows of the calls that are compiled beside that of the first one and that of all,
         the fewest first.
       width: tokens of each window that the row reads; it matters where there are `widths`.
       widths: compiled numbers of tokens below W, ascending.
       bounded: compile the largest call alone: reverse mode would keep something of every one.
     """
-    (batch, count, most), sees = windows.tokens.shape[:3], windows.sees()
-    every = tuple(range(count))
+    (count, most), sees = windows.tokens.shape[1:3], windows.sees()
+    every, reads = tuple(range(count)), windows.reads
     shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
-    reads = windows.reads
+    lengths = windows.lengths or (most,) * count
+    sizes = {(of, w): [min(lengths[r], w) for r in of] for of, w in shapes}
     outside = jnp.asarray([[r not in of for r in every] for of, _ in shapes])
     fits = ~jnp.any(reads[:, None] & outside, axis=2)
     asked = jnp.where(jnp.any(reads, axis=1), width, 0)[:, None]
     fits &= asked <= jnp.asarray([w for _, w in shapes])
 
     def call(shape: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
-        of, width = shape
+        of, tokens = shape[0], sizes[shape]
         index = slice(len(of)) if of == every[: len(of)] else np.asarray(of)
-        fed = windows.tokens[:, index, :width]
-        positions = windows.at[:, index, None] + jnp.arange(width)
-        mask = None
-        if len(of) > 1 or network.block not in (None, width):
+        fed = side_by_side(windows.tokens[:, index], tokens)
+        positions = windows.at[:, index, None] + jnp.arange(max(tokens))
+        mask, seen = None, sees[..., index]
+        if len(of) > 1 or network.block not in (None, *tokens):
             causal = network.visibility == "causal"
-            own = masks.causal(width) if causal else jnp.ones((width, width), bool)
-            mask = masks.windows(own, sees[..., index, :][..., index])
-        flat = batch, len(of) * width
-        out = network.forward(
-            params, fed.reshape(*flat, *fed.shape[3:]), positions.reshape(flat), prefix, mask
-        )
-        each, one, rest, kept = read(out.hidden.reshape(batch, len(of), width, -1))
-        kv = out.kv
-        if len(of) > 1:
-            slot = sum(kept > r for r in of)
-            kv = network.pick(kv, jnp.broadcast_to(slot * width, batch), width)
-        if width < most:
-            kv = network.widen(kv, most)
+            mask = masks.windows(tokens, seen[..., index, :], causal)
+        out = network.forward(params, fed, side_by_side(positions, tokens), prefix, mask)
+        each, one, rest, kept = read(apart(out.hidden, tokens))
+        kv = path_of(network, out.kv, windows, seen, of, tokens, kept)
         one = jax.tree.map(lambda x: pad_slots(x, most), one)
         each = jax.tree.map(lambda x: pad_slots(x, count, most), each)
         if not isinstance(index, slice):  # zeros stand after the last of these windows
@@ -173,7 +173,51 @@ def forward_tree(
             each = jax.tree.map(lambda x: x[:, places], each)
         return each, one, rest, kv, out.counts
 
-    each, one, rest, kv, counts = on_smallest(call, shapes[-1:] if bounded else shapes, fits)
+    each, one, rest, kv, counts = on_smallest(call, shapes, fits, bounded=bounded)
     each = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(reads, range(2, x.ndim)), x, 0), each)
-    sizes = jnp.asarray([len(of) * w for of, w in shapes], jnp.int32)
-    return TreeCall(windows, each, one, rest, kv, counts, sizes[jnp.argmax(fits, axis=1)])
+    positions = jnp.asarray([sum(tokens) for tokens in sizes.values()], jnp.int32)
+    return TreeCall(windows, each, one, rest, kv, counts, positions[jnp.argmax(fits, axis=1)])
+
+
+def path_of(
+    network: Any,
+    kv: Any,
+    windows: Windows,
+    seen: Int[Array, "*B R r"],
+    of: Sequence[int],
+    sizes: Sequence[int],
+    kept: Int[Array, "B"] | int,
+) -> Any:
+    """Keys and values of the path that ends with a window, of those of r windows side by side."""
+    kept, most = jnp.broadcast_to(kept, windows.at.shape[:1]), windows.tokens.shape[2]
+    if windows.path is None and len({*sizes}) == 1:  # it is one of the windows
+        if len(of) > 1:
+            kv = network.pick(kv, sum(kept > r for r in of) * sizes[0], sizes[0])
+        return network.widen(kv, most) if sizes[0] < most else kv
+    rows = entry_of(jnp.broadcast_to(seen, (len(kept), *seen.shape[-2:])), kept)
+    rows = jnp.where(kept[:, None] == jnp.asarray(of), jnp.asarray(sizes), rows)
+    if windows.stored is not None:
+        rows *= jnp.asarray([windows.stored[r] for r in of])
+    on_path = side_by_side(jnp.arange(max(sizes)) < rows[..., None], sizes)
+    # Position p is held by the first slot up to which p + 1 slots are on the path.
+    passed = jnp.cumsum(on_path, axis=1)[:, None]
+    held = jnp.sum(passed <= jnp.arange(windows.path or most)[:, None], axis=2)
+    return network.take(kv, held)
+
+
+def side_by_side(
+    windows: Shaped[Array, "B r w *rest"], sizes: Sequence[int]
+) -> Shaped[Array, "B _ *rest"]:
+    """Windows one after the other, of each its first so many rows."""
+    if len({*sizes}) == 1:
+        rows = windows[:, :, : sizes[0]]
+        return rows.reshape(len(rows), -1, *rows.shape[3:])
+    return jnp.concatenate([windows[:, r, :size] for r, size in enumerate(sizes)], axis=1)
+
+
+def apart(rows: Shaped[Array, "B _ D"], sizes: Sequence[int]) -> Shaped[Array, "B r w D"]:
+    """What `side_by_side` puts together, with zeros after the rows of a shorter window."""
+    if len({*sizes}) == 1:
+        return rows.reshape(len(rows), len(sizes), sizes[0], -1)
+    parts = jnp.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return jnp.stack([pad_slots(part, max(sizes)) for part in parts], axis=1)
