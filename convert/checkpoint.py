@@ -37,7 +37,8 @@ def opened(
     *,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
-    """The whole model with tokenizer and chat template, its parameters read when they are asked for.
+    """The whole model with tokenizer and chat template, its parameters read when they are asked
+    for.
 
     Args:
       path: folder with config.json and weights, or a file that ends in .gguf or .ckpt.

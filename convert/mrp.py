@@ -32,7 +32,8 @@ FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 def read(
     tensors: Source, fields: Json, backbone: BlockDiffusionConfig, dtype: str | None = None
 ) -> ResidualHead | None:
-    """The head of a backbone, its parameters read when they are asked for; None where none is there.
+    """The head of a backbone, its parameters read when they are asked for; None where none is
+    there.
 
     Args:
       tensors: by their names without the prefix.

@@ -200,9 +200,8 @@ class Task:
         stopped = {} if watch is None else watch.finish(tokens)
         for row, (length, text) in stopped.items():
             tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
-        generated = np.asarray(
-            [len(row) for row in tokens], np.float32
-        )  # on the host: nothing to compile
+        # on the host: nothing to compile
+        generated = np.asarray([len(row) for row in tokens], np.float32)
         log_probs = None
         if decoded.log_probs is not None:
             pairs = zip(decoded.generated_log_probs(), tokens, strict=True)

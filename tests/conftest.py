@@ -45,9 +45,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-jax.config.update(
-    "jax_traceback_in_locations_limit", 0
-)  # lowering writes no Python frames into programs
+# lowering writes no Python frames into programs
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 if os.environ.get("TYPES"):
     modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}

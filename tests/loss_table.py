@@ -208,11 +208,12 @@ def padded(name: str, batch: dict[str, Any]) -> dict[str, Any]:
     fill = dict.fromkeys(("weights", "labelled", "positions", "hidden", "reveals"), 0) | {
         "probability": 1
     }
+    # axes of positions or pairs; otherwise the last one
     along = {
         "noisy": 1,
         "clean": 1,
         "state": 1,
-    }  # axes of positions or pairs; otherwise the last one
+    }
     fixed = ("prompt_lengths", "pairs", "recurrence", "step") + (
         ("noisy", "clean") if name == "cllm" else ()
     )

@@ -115,9 +115,8 @@ class PlainJacobi:
         best = runs.index(max(runs))
         accepted, draft, predicted = runs[best], self.drafts[best], outcomes[best]
 
-        begin = (
-            self.end - self.block - len(self.text)
-        )  # of the newest block, counted from the first draft
+        # of the newest block, counted from the first draft
+        begin = self.end - self.block - len(self.text)
         ahead = max(begin, 0)
         agreed = min(max(-begin, 0), self.block) + right(draft[ahead:room], predicted[ahead:])
 

@@ -66,9 +66,8 @@ def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
       steps: of `record`, stacked on a leading axis, of a decoder whose prompt's call is the first.
     """
     exists, accepted, calls = (np.asarray(steps[name]) for name in ("exists", "accepted", "calls"))
-    ran = (
-        np.diff(calls, axis=0, prepend=np.ones_like(calls[:1])) > 0
-    )  # a row that has stopped calls nothing
+    # a row that has stopped calls nothing
+    ran = np.diff(calls, axis=0, prepend=np.ones_like(calls[:1])) > 0
     drafts = exists[:, :, 1:] & ran[..., None]
     right = drafts & (accepted[..., None] > np.arange(drafts.shape[2]))
     return drafts.sum(axis=0), right.sum(axis=0)

@@ -17,10 +17,11 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk.folders import StoreError, locate
 
 HEAD = "head"
+# backbone and default head
 TRAINED = {
     "words": ("tiny-sdar", "tiny-head"),
     "chains": ("chains", "chains-head"),
-}  # backbone and default head
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,9 +108,8 @@ def measured(model: Model, prompts: Sequence[Sequence[int]], options: Options) -
         some = prompts[first : first + options.rows]
         filled = [*some, *[some[-1]] * (options.rows - len(some))]
         lengths = np.asarray([len(prompt) for prompt in filled])
-        tokens = np.stack(
-            [np.pad(prompt, (0, width - len(prompt))) for prompt in filled]
-        )  # of one program
+        # of one program
+        tokens = np.stack([np.pad(prompt, (0, width - len(prompt))) for prompt in filled])
         request = make_request(tokens, lengths, max_new_tokens=new, stop=spec.stop)
         decoded, steps = trace(decoder, params, request, n=(options.blocks + 1) * (block + 1))
         kept: defaultdict[int, int] = defaultdict(int)

@@ -53,14 +53,13 @@ def draw_pool(model: Model, count: int, seed: int, steps: tuple[int, int]) -> Po
 
 def batch_of(model: Model, pool: Pool, seed: int, rows: np.ndarray) -> dict[str, Any]:
     """The training problems `rows` as a request, with their right texts."""
+    # a problem's own, whatever batch it is in
     request = make_request(
         pool.prompts[rows],
         pool.lengths[rows],
         max_new_tokens=pool.budget,
         stop=model.token_spec.stop,
-        keys=keys_of(
-            seed_words(seed), rows.astype(np.int32)
-        ),  # a problem's own, whatever batch it is in
+        keys=keys_of(seed_words(seed), rows.astype(np.int32)),
     )
     return {
         "request": request,

@@ -14,10 +14,11 @@ from paradec_jax import facts
 from paradec_jax.io import atomic_write_text
 
 KEPT = ("device", "versions", "commit", "environment")  # facts that parts of one result must share
+# but for these, which differ between runs on one device
 VARYING = (
     "memory_bytes",
     "device_memory_bytes",
-)  # but for these, which differ between runs on one device
+)
 PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
 
 

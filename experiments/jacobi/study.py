@@ -34,12 +34,11 @@ def multiblock(
 
 def table() -> list[Setting]:
     """The rows of tables 1 and 2 at two block sizes, ours, and what needs no training."""
+    # the released settings but for the block size
     return [
         *(jacobi(n) for n in (16, 32, 64)),
         *(jacobi(n, pool=4) for n in (16, 32)),
-        *(
-            multiblock(n, 2, 0.85, pool=4) for n in (16, 32)
-        ),  # the released settings but for the block size
+        *(multiblock(n, 2, 0.85, pool=4) for n in (16, 32)),
         *(multiblock(n, 2, 0.0, candidates=4) for n in (16, 32)),
         *(jacobi(n, running=True) for n in (8, 16, 32)),
         *(jacobi(16, running=True, candidates=count) for count in (2, 4)),

@@ -7,10 +7,11 @@ from typing import Any
 
 from experiments.lm_eval.execution import execute
 
+# of MBPP: solved ones of the prompt, and those that are asked
 EXAMPLES, TASKS = (
     (2, 3, 4),
     range(11, 511),
-)  # of MBPP: solved ones of the prompt, and those that are asked
+)
 SHOWN = 3  # asserts in a prompt; tasks of the sanitized file may have more
 PROMPT = (
     "You are an expert Python programmer, and here is your task: {task} "

@@ -117,9 +117,8 @@ class ChainDenoiser:
         if mask is not None:
             shown &= jnp.broadcast_to(mask, (batch, width, width))[:, 0]
         at = jnp.arange(width)
-        left = lax.cummax(
-            jnp.where(shown, at, -1), axis=1
-        )  # nearest shown positions, one's own included
+        # nearest shown positions, one's own included
+        left = lax.cummax(jnp.where(shown, at, -1), axis=1)
         right = lax.cummin(jnp.where(shown, at, width), axis=1, reverse=True)
         powers = jnp.asarray(self.chain.powers, jnp.float32)
 

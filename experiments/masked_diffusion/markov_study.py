@@ -285,7 +285,8 @@ def shown(row: Row) -> str:
 
 
 def plot(rows: Sequence[Row], perfect: Sequence[Row], options: Options) -> None:
-    """A picture a study of variants, or one of the run's students: KL over entropy, a panel for each
+    """A picture a study of variants, or one of the run's students: KL over entropy, a panel for
+    each
     N below 8, and the tempered perfect denoiser in each.
     """
     studies = STUDIES if len(options.names) > 1 else {"": (OWN, TEACHER)}

@@ -223,9 +223,8 @@ def of_orders(options: Options) -> list[Line]:
     lines = [Line("single", options.first, Setting("masked", Masked(order="single")))]
     for order in ("random", *SCORES):
         for grid in GRIDS:
-            choices = (
-                {} if grid == "linear" else {"grid": grid}
-            )  # so that rows of the default are shared
+            # so that rows of the default are shared
+            choices = {} if grid == "linear" else {"grid": grid}
             lines += over_steps(f"{order}, {grid}", options.first, options, order=order, **choices)
     return lines
 

@@ -40,11 +40,12 @@ from paradec_jax.decode.rules.windows import window
 Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
 # Largest momentum and noise; an exit threshold is positive.
 MOST = {"momentum": 0.9, "noise": 0.5}
+# the values of the wavefront paper, arXiv 2510.14961
 HAND = {
     "momentum": 0.1,
     "noise": 0.0,
     "exit_threshold": 0.03,
-}  # the values of the wavefront paper, arXiv 2510.14961
+}
 TUNED = (
     {**HAND, "momentum": 0.0, "exit_threshold": 0.1},
     {**HAND, "momentum": 0.0, "exit_threshold": 0.4},

@@ -1,17 +1,19 @@
 """Baselines tuned on some problems, then compared on unseen ones, all timed in turns.
 
-    python -m experiments.recurrent_depth.rivals words --tune --problems 100 --seed 0 --timed 3 --passes 3
+    python -m experiments.recurrent_depth.rivals words --tune --problems 100 --seed 0 --timed 3
+    --passes 3
     python -m experiments.recurrent_depth.rivals words       # pointers alike
 
 With `--tune` equally many settings of each rival (`rival_settings`) are tried on problems of the
 tuning split. All answers come first; what keeps them is timed; the fastest of each rival is chosen.
 
 Without it what was chosen is compared on problems of the test split, beside sequential decoding at
-further depths and, on word problems, the causal models. It says how much a wavefront adds over token
-parallelism, in four numbers: autoregressive decoding at the depth that answers need, Jacobi decoding
-at that depth (one block or a running window), a wave that opens one position a step, and a wave with
-headway. And it names the fastest way of all to answers that are not fewer than the baseline's. Of
-several rivals the fastest on these very problems counts, which favours them over a wave.
+further depths and, on word problems, the causal models. It says how much a wavefront adds over
+token parallelism, in four numbers: autoregressive decoding at the depth that answers need, Jacobi
+decoding at that depth (one block or a running window), a wave that opens one position a step, and a
+wave with headway. And it names the fastest way of all to answers that are not fewer than the
+baseline's. Of several rivals the fastest on these very problems counts, which favours them over a
+wave.
 """
 
 import dataclasses

@@ -260,9 +260,8 @@ class ReleasedMultiBlock(DecoderBase):
         was promoted.
         """
         rules, batch = self.rules, predicted.shape[0]
-        spawn_at = jnp.ceil(
-            knobs.spawn_ratio * self.block - 1e-4
-        )  # 0.85 * 20 is 17, whatever the rounding
+        # 0.85 * 20 is 17, whatever the rounding
+        spawn_at = jnp.ceil(knobs.spawn_ratio * self.block - 1e-4)
         spawn_at, most = (
             jnp.broadcast_to(x, batch).astype(jnp.int32) for x in (spawn_at, knobs.blocks)
         )

@@ -106,9 +106,8 @@ class ReleasedRunningWindow(DecoderBase):
         before, at, width = state.rows, state.cached, self.block
         positions = at[:, None] + jnp.arange(width)
         out = self.network.forward(params, state.window, positions, Prefix(state.cache, at))
-        predicted = blocks.predict(
-            self, params, out.hidden[:, :-1]
-        )  # the last position's goes unused
+        # the last position's goes unused
+        predicted = blocks.predict(self, params, out.hidden[:, :-1])
         cache = self.network.write(state.cache, out.kv, write_after_read(at, predicted))
 
         guesses = state.window[:, 1:]

@@ -39,9 +39,8 @@ POSITIONS = (1, 2, 4, 8, 16, 32)
 
 def dot(x: Array, matrix: Array) -> Array:
     """Rows [W, D] times a matrix of D rows and one or two more axes, sums in float32."""
-    rows = (
-        jnp.concatenate([x, x]) if len(x) == 1 and matrix.dtype != x.dtype else x
-    )  # one row alone is slow
+    # one row alone is slow
+    rows = jnp.concatenate([x, x]) if len(x) == 1 and matrix.dtype != x.dtype else x
     out = lax.dot(
         rows.astype(matrix.dtype),
         matrix.reshape(x.shape[1], -1),

@@ -1,4 +1,5 @@
-"""A machine in words, what of its memory is free, how fast it reads and multiplies, and calls timed in
+"""A machine in words, what of its memory is free, how fast it reads and multiplies, and calls timed
+in
 turns.
 """
 

@@ -58,11 +58,12 @@ LAWS = {
         "35b333d02c5172fc",
     ),
 }
+# new tokens of a text, and prompt tokens of a random one
 TOKENS, BATCHES, PASSES = (
     64,
     (1, 8, 64),
     3,
-)  # new tokens of a text, and prompt tokens of a random one
+)
 TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m-bfloat16.json"
 
 

@@ -221,9 +221,8 @@ class _BatchMaker:
             [ids[table.order], column(has, task.names), ids[theirs]], axis=-1
         ).reshape(rows, -1)
         most = max(stage.recurrences for stage in self.curriculum)
-        answers = ids[
-            table.after(max(most, task.farthest + 1))
-        ]  # the last ones are the ends of the chains
+        # the last ones are the ends of the chains
+        answers = ids[table.after(max(most, task.farthest + 1))]
         # Any draft may stand where an answer will: half of the wrong ones are names, half any
         # token.
         wrong = np.where(

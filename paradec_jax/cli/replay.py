@@ -34,9 +34,8 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
     _put_seconds(runs, plays)
     task = plays[0][1]
     tokenizer, prompt = tokenizer_of(task.model), task.prompts[0]
-    before = prompt or tokenizer.encode(
-        "a"
-    )  # some tokenizers strip the blank of what begins a text
+    # some tokenizers strip the blank of what begins a text
+    before = prompt or tokenizer.encode("a")
     shown: set[int] = set()
     for part in (*runs, *(frame for run in runs for frame in run["frames"])):
         shown.update(*(part.get(name, ()) for name in ("tokens", "guesses", "choices")))
@@ -46,9 +45,8 @@ def write_replay(path: str, plays: Sequence[tuple[Setting, Task]]) -> Generation
         "pieces": {token: piece_of(tokenizer, before, token) for token in sorted(shown - {-1})},
         "runs": runs,
     }
-    text = json.dumps(trace, allow_nan=False).replace(
-        "<", "\\u003c"
-    )  # so that no text ends its script
+    # so that no text ends its script
+    text = json.dumps(trace, allow_nan=False).replace("<", "\\u003c")
     atomic_write_text(path, text_of(TEMPLATE).replace(PLACE, text, 1))
     return generations[0]
 

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     import grain
 
 Batch = dict[str, np.ndarray]
-Share = Callable[
-    [int], tuple[int, int]
-]  # from the number of rows to (first, one past the last) of a share
+# from the number of rows to (first, one past the last) of a share
+Share = Callable[[int], tuple[int, int]]
 _MANY = 2**31 - 1  # batches; a grain dataset has a length
 
 

@@ -65,9 +65,8 @@ def line_of(record: Mapping[str, Any]) -> tuple[str, Any, Any, list[str]]:
             f"not {content!r:.40} and {reply!r:.40}"
         ) from None
     for turn in turns:
-        if turn.get("from") in [
-            *ROLES
-        ]:  # or else it has no role, which the template's messages need
+        # or else it has no role, which the template's messages need
+        if turn.get("from") in [*ROLES]:
             turn |= {"role": ROLES[turn.pop("from")], "content": turn.pop("value", None)}
     more = {name: fields.pop(name) for name in VARIABLES if name in fields}
     return "messages", {"messages": turns} | more, None, [*fields]

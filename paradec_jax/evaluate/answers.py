@@ -37,7 +37,9 @@ class Answers:
 
 
 def batches(prompts: Prompts, rows: int) -> list[np.ndarray]:
-    """Numbers of the prompts of each batch: equally many, of similar length, the last one filled up."""
+    """Numbers of the prompts of each batch: equally many, of similar length, the last one filled
+    up.
+    """
     order = np.argsort(prompts.lengths, kind="stable")
     count = -(-len(order) // rows)
     rows = -(-len(order) // count)

@@ -129,8 +129,8 @@ def divergence(
     apart = jnp.where(real, p - q, 0)
     if rules.divergence == "mse":
         return jnp.sum(jnp.square(apart), axis=-1) / (p.shape[-1] - 1)
-    # sum q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond
-    # float32.
+    # sum q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is
+    # beyond float32.
     return jnp.sum(jnp.square(jnp.exp(q / 2) * jnp.expm1(apart)), axis=-1)
 
 

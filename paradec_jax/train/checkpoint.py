@@ -125,9 +125,8 @@ class Checkpoint(Hook):
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
-        self.run.write(
-            step, {}
-        )  # the log's means end here, so that a resumed run writes the same lines
+        # the log's means end here, so that a resumed run writes the same lines
+        self.run.write(step, {})
         tree, place = to_arrays(state), self.run.data.get_state()
         data = {"bytes": place.decode("latin-1")} if isinstance(place, bytes) else {"json": place}
         body = {"data": data, "arrays": checksums(tree)}

@@ -268,9 +268,8 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
             name for name, value in values if isinstance(value, float) and math.isinf(value)
         }
         assert all(row["settings"][name] is None for name in infinite)
-        if (
-            family != "recurrent_depth"
-        ):  # drafts change no token, and the stub fills masks in any order alike
+        # drafts change no token, and the stub fills masks in any order alike
+        if family != "recurrent_depth":
             assert row["equals_greedy"] == 1.0
 
 

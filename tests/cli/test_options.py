@@ -73,9 +73,8 @@ def test_every_choice_of_a_decoder_is_an_option():
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
     usual = [generate._model_for(name) for name in (None, *NAMES)]
-    assert (
-        generate._model_for("jacobi") in FAMILIES["causal"].bundled
-    )  # recurrent networks take it as well
+    # recurrent networks take it as well
+    assert generate._model_for("jacobi") in FAMILIES["causal"].bundled
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 

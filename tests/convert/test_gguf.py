@@ -214,9 +214,8 @@ def test_tokenizers_of_bytes(pre, tmp_path):
     ids = found.encode(text)
     assert (ids[:2], ids[-1]) == ([3, len(words) - 2], 0) and found.decode(ids) == text
     assert found.decode(ids, skip_special=True) == text[3:-10] and found.id_of("[PAD]") is None
-    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (
-        pre == "qwen2"
-    )  # one letter, of two codes
+    # one letter, of two codes
+    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (pre == "qwen2")
     assert model.token_spec.bos == (
         3 if pre == "llama-bpe" else None
     ) and model.token_spec.stop == (1, 2, 0)

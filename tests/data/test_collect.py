@@ -52,11 +52,12 @@ def test_points_are_the_iterates_of_each_block():
     )
     found = collected(request)
     assert [generation.id for generation in found] == [7, 8, 9]
+    # the budget cuts the fourth
     assert [len(generation.iterates) for generation in found] == [
         3,
         2,
         3,
-    ]  # the budget cuts the fourth
+    ]
     longest = 0
     for i, generation in enumerate(found):
         assert generation.prompt.tolist() == list(PROMPTS[i])

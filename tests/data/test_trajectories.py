@@ -151,12 +151,13 @@ def test_ratio_and_schedules():
     drawn = Selection(window=3, order="random").targets(100, rng)
     assert set(drawn) == {0, 0.5, 1} and drawn[:3].tolist() != [0, 0.5, 1]
     item = Generation(0, np.ones(1, np.int32), [POINTS] * 50, 50 * N)
+    # never the fixed point
     assert set(Selection(order="uniform").chosen(item, rng)) == {
         0,
         1,
         2,
         3,
-    }  # never the fixed point
+    }
     assert Selection(window=2).chosen(item, rng)[:3].tolist() == [4, 2, 4]
 
 
@@ -169,13 +170,13 @@ def test_filters():
         Generation(2, prompt, [text], N),
         Generation(0, np.ones(MAX_TOKENS - 2 * N + 1, np.int32), [text], N),
     ]
-    assert worth_training(items).tolist() == [
-        0
-    ]  # twelve equal tokens, the first prompt again, one that is too long
+    # twelve equal tokens, the first prompt again, one that is too long
+    assert worth_training(items).tolist() == [0]
+    # what follows the stop token is not said
     assert worth_training(items, stop=(5,)).tolist() == [
         0,
         1,
-    ]  # what follows the stop token is not said
+    ]
 
 
 # Batches

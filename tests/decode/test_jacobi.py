@@ -130,11 +130,12 @@ def test_blocks_in_flight_are_spawned_one_by_one():
     assert spawned([4] * 5, 7, [0, 1, 2, 3, 4], 0.5, **sizes) == [7, 7, 11, 11, 11]
     assert spawned([4] * 5, 7, [0, 1, 2, 3, 4], 1.0, **sizes) == [7, 7, 7, 7, 11]
     assert spawned([4] * 2, 15, [0, 4], 0.5, **sizes) == [15, 15]  # all are in flight
+    # none, one, two were in flight
     assert spawned([8] * 3, [7, 11, 15], 0, 0.5, **sizes) == [
         11,
         11,
         15,
-    ]  # none, one, two were in flight
+    ]
     assert spawned([4, 8], [3, 3], 0, 0.0, **sizes) == [15, 19]  # all, from the start
 
 

@@ -34,13 +34,14 @@ SIZE, BUDGETS = 32, (22, 3, 17)
 STUB = StubDenoiser(block=8, sharpness=6.0)
 PARAMS = {"network": None, "head": None}
 HEADS = {kind: StubHead(STUB, kind) for kind in ("right", "liar", "random")} | {"zero": "zero"}
+# 3, 3 and 2 of a block, so that there is a draft to verify
 RULES = {
     "static": ("static", {}),
     "quotas": ("static", {"steps": 5}),
     "dynamic": (
         "dynamic",
         {"threshold": 0.3},
-    ),  # 3, 3 and 2 of a block, so that there is a draft to verify
+    ),
     "threshold": ("threshold", {"threshold": 0.3}),
 }
 
@@ -208,9 +209,8 @@ def test_adaptive_drafts():
         assert result.network_calls.tolist() == wanted.network_calls.tolist()
         assert result.positions.tolist() == wanted.positions.tolist(), "there is nothing to verify"
     assert (idle.counts["head_calls"] < unsure.counts["head_calls"]).all()
-    beside = float(
-        np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1)
-    )  # of the position beside a revealed one
+    # of the position beside a revealed one
+    beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))
     sure = drafted("static", "right", candidates=4, knobs=(("head_threshold", beside - 0.01),))
     free = drafted("static", "right", candidates=4)
     assert sure.network_calls.tolist() == free.network_calls.tolist()

@@ -144,9 +144,8 @@ class TestSettle:
         rows = filled(canvases(), 4)
         final = np.array(rows.fixed)
         settled = rows.settle(jnp.asarray(final))
-        np.testing.assert_array_equal(
-            settled.length, rows.length
-        )  # a given token after a hole waits for it
+        # a given token after a hole waits for it
+        np.testing.assert_array_equal(settled.length, rows.length)
         final[0, 1] = final[1, :3] = final[2, 4] = True
         settled = rows.settle(jnp.asarray(final))
         assert settled.length.tolist() == [3, 4, 5]

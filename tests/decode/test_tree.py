@@ -235,9 +235,8 @@ def test_candidates_on_a_recurrent_network_write_what_static_decoding_writes(cac
     calls = found.network_calls
     assert (calls <= static.network_calls).all()
     np.testing.assert_array_equal(found.counts["recurrences"], 2 * calls)
-    most = (
-        request.lengths + 3 + (calls - 1) * 3 * 4
-    )  # the prompt with its drafts, then all candidates ..
+    # the prompt with its drafts, then all candidates ..
+    most = request.lengths + 3 + (calls - 1) * 3 * 4
     spared = most - found.positions  # .. but in the first call, whose candidates repeat the draft
     assert (spared % 8 == 0).all() and (spared >= 8).all() and (spared < (calls - 1) * 8).all()
 

@@ -62,9 +62,8 @@ def test_shards_hold_few_tensors_in_memory(tmp_path, monkeypatch):
     assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
     tracemalloc.reset_peak()
     again = write_tensors(tmp_path, "again", lazy)
-    assert (
-        tracemalloc.get_traced_memory()[1] < 4 * 2**20
-    )  # a shard of two tensors, and one on its way
+    # a shard of two tensors, and one on its way
+    assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
     tracemalloc.stop()
     assert len(made) == 16 and len(files) == len(again) == 8
     assert list(files)[:2] == [

@@ -25,9 +25,8 @@ def test_the_exact_posterior_gives_the_likelihood(start):
     found = bounds(EXACT, None, spans, EXACT.mask, draws=4096, batch=512)
     for bound, text in zip(found, TEXTS, strict=True):
         assert bound.count == 4 - start and 0 < bound.error < 0.4
-        nats = -math.log(
-            JOINT[text] / JOINT[text[:start]].sum()
-        )  # -log p(text[start:] | text[:start])
+        # -log p(text[start:] | text[:start])
+        nats = -math.log(JOINT[text] / JOINT[text[:start]].sum())
         assert abs(bound.nats - nats) < 4 * bound.error
 
 

@@ -61,9 +61,8 @@ def test_compare_rows(result):
         assert row["speedup"] == pytest.approx(
             row["tokens_per_second"] / row["baseline_tokens_per_second"]
         )
-        assert (
-            row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]
-        )  # of a single pass
+        # of a single pass
+        assert row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]
         assert [sum(seconds) for seconds in row["each"]] == row["passes"]
         assert sum(row["generated"]) == row["tokens"]
         low, high = row["speedup_interval"]
@@ -75,9 +74,8 @@ def test_compare_rows(result):
         and base["equals_greedy"] == 1.0
         and base["speedup_interval"] == [1.0, 1.0]
     )
-    assert (
-        result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1
-    )  # a stub has no parameters
+    # a stub has no parameters
+    assert result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1
     assert few["equals_greedy"] < 1.0
     # A wave of one position that commits in every step is static decoding.
     assert wave["equals_greedy"] == 1.0

@@ -46,6 +46,7 @@ from experiments import replicas
 from paradec_jax import decode
 
 MIXED = {"needed": (3, 1, 2, 4, 1)}
+# two windows
 ROWS = {
     "autoregressive": Row(
         decode.AutoRegressive, {"log_probs": True}, net=StubCausal, count=one_by_one_count
@@ -197,7 +198,7 @@ ROWS = {
     ),
     "released-strided": whole_batch_row(
         replicas.ReleasedStrided, 2 * (2 + 2), steps=2, width=10, stride=5
-    ),  # two windows
+    ),
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
     "any-order-shifted": dataclasses.replace(

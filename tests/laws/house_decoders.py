@@ -66,9 +66,8 @@ class AnyOrder(DecoderBase):
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
         hidden = out.hidden
-        if (
-            self.spec.alignment == "next"
-        ):  # each position predicts the one after it; the first one is given
+        # each position predicts the one after it; the first one is given
+        if self.spec.alignment == "next":
             hidden = jnp.roll(hidden, 1, axis=1)
         logits = self.network.logits(params, hidden)
         tokens, scores = (

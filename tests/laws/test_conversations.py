@@ -55,9 +55,8 @@ def task_of(model, talk, answer="", **options):
 
 
 REFUSE = {("gemma", "a system message"), ("gemma", "a call")}
-REFUSE |= set(
-    itertools.product(["unended"], ["a call"])
-)  # which writes no call, so that the answer is empty
+# which writes no call, so that the answer is empty
+REFUSE |= set(itertools.product(["unended"], ["a call"]))
 PAIRS = [pair for pair in itertools.product(TEMPLATES, TABLE["lines"]) if pair not in REFUSE]
 
 

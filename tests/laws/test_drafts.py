@@ -20,9 +20,8 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.recurrent.latents import LatentKnobs
 
 REPEATING = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)  # the text has period 3
-BURSTS = StubNetwork(
-    needed=(5, 1, 1, 1), errs=False
-)  # positions after a slow one are committed together
+# positions after a slow one are committed together
+BURSTS = StubNetwork(needed=(5, 1, 1, 1), errs=False)
 SIZE, BUDGET, STEPS = 24, 9, 16
 OPTIONS = {  # for each decoder that has such a field
     "window": 6,

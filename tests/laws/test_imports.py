@@ -55,6 +55,7 @@ ALLOWED = {
     },
     "train": {"facts", "io", "objective", "sharding"},
 }
+# these may import everything of the package
 TOP = {
     "__init__",
     "cli",
@@ -63,7 +64,7 @@ TOP = {
     "infill",
     "objectives",
     "store",
-}  # these may import everything of the package
+}
 MAY_USE_FLAX = {"disk", "models", "nn", "sharding", *TOP}
 # The one file that reads pickles, with stand-ins for every name in them.
 READS_PICKLES = ROOT / "convert" / "torch_files.py"

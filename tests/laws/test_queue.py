@@ -65,9 +65,8 @@ def test_busy_rows_need_fewer_steps_than_fixed_batches():
         some = request.take([*range(start, min(start + 4, COUNT))])
         fixed += int(decode.run(row.decoder(), None, some, row.values()).network_calls.max()) - 1
     assert served.steps < fixed
-    generated = (
-        int(served.decoded.generated.sum()) - COUNT
-    )  # the first token of each comes with its prompt
+    # the first token of each comes with its prompt
+    generated = int(served.decoded.generated.sum()) - COUNT
     assert served.occupancy == pytest.approx(generated / (4 * served.steps), abs=0.05)
 
 

@@ -21,10 +21,11 @@ from paradec_jax.objectives.options import Run
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
 ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta"
 NEGATIVE = "exit_threshold momentum noise init_scale seed"
+# of `import`, whose config refuses them once the release is known (tests/convert)
 LATER = (
     "block",
     "mask",
-)  # of `import`, whose config refuses them once the release is known (tests/convert)
+)
 
 
 def makers():

@@ -112,9 +112,8 @@ BROKEN = {
     "equal": Spoilt(scale=np.float32(0)),
 }
 COLD = (1e-7, 1e-8, 1e-9, 1e-12, 1e-20, 1e-30, 1e-36, 1e-38, 1e-40, 1e-45)
-LARGE = Spoilt(
-    scale=np.float32(4.7), shift=np.float32(7.3)
-)  # logits of some tens that no division leaves round
+# logits of some tens that no division leaves round
+LARGE = Spoilt(scale=np.float32(4.7), shift=np.float32(7.3))
 
 
 @EVERY

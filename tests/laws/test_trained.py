@@ -43,7 +43,6 @@ def test_a_wave_without_warm_starts_is_static_decoding_in_fewer_calls(monkeypatc
     assert (waved.network_calls < 0.4 * static.network_calls).all(), waved.network_calls
 
     monkeypatch.setattr(select, "leading", lambda qualified: qualified)  # only its own token counts
-    mutant = answers(
-        cold(buckets=(5,)), KNOBS
-    )  # no other test's: what was compiled under the patch stays
+    # no other test's: what was compiled under the patch stays
+    mutant = answers(cold(buckets=(5,)), KNOBS)
     assert mutant.text != static.text

@@ -152,9 +152,8 @@ def test_anothers_file(words, place, own, which, capsys):
     Path(place).parent.mkdir(exist_ok=True)
     Path(place).write_text(text, encoding="utf-8")
     sentence = refused(words, capsys)
-    kept = text == own or (
-        not text and (own == TEXT or place == ".holder")
-    )  # an empty one holds nothing
+    # an empty one holds nothing
+    kept = text == own or (not text and (own == TEXT or place == ".holder"))
     assert ("a model is read" in sentence) == kept and (kept or place in sentence)
     Path(place).rename("victim")
     Path(place).symlink_to(Path("victim").absolute())

@@ -147,9 +147,8 @@ def test_a_frozen_teacher():
 
 
 def test_what_counts_after_a_stop_token():
-    row = {
-        name: values[1:2] for name, values in batch().items()
-    }  # STOP at offset 1 of the last of 2 blocks
+    # STOP at offset 1 of the last of 2 blocks
+    row = {name: values[1:2] for name, values in batch().items()}
     row["noisy"] = np.full_like(row["noisy"], 5)
     row["clean"] = np.where(row["clean"] == 5, 6, row["clean"])
     kept = {

@@ -39,12 +39,13 @@ from paradec_jax.families import parameter_shapes
 from paradec_jax.noise import Schedule, Times
 from paradec_jax.train import TrainState, make_train_step
 
+# whose networks others are quick on
 LONG = (
     "stepwise",
     "recurrent consistency",
     "self-distillation",
     "residual",
-)  # whose networks others are quick on
+)
 EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
 QUICK = over(OBJECTIVES, (*LONG, "recurrent", "cllm"))  # of two programs a test
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
@@ -104,12 +105,13 @@ def test_draws_follow_the_key(name):
     assert first == again and (first != second) == (name in RANDOM)
 
 
+# what says how much of a batch counts
 COUNTING = (
     "weights",
     "labelled",
     "pairs",
     "prompt_weights",
-)  # what says how much of a batch counts
+)
 
 
 @EVERY
@@ -346,11 +348,12 @@ def loss_of(name: str):
     return row.loss()
 
 
+# their draws are those of each micro-batch
 DRAWN = (
     "stepwise",
     "recurrent consistency",
     "self-distillation",
-)  # their draws are those of each micro-batch
+)
 
 
 @functools.cache

@@ -53,9 +53,8 @@ def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     np.testing.assert_array_equal(
         np.where(hidden[:-1], -1, before[1:])[~hidden[:-1]], before[:-1][~hidden[:-1]]
     )
-    last = (
-        hidden.cumprod(axis=0).sum(axis=0) - 1
-    )  # the step that reveals a position, or the last one
+    # the step that reveals a position, or the last one
+    last = hidden.cumprod(axis=0).sum(axis=0) - 1
     assert len(np.unique(last[:, :3])) > 1 and (last[:, 3] == -1).all()
     said = np.stack([hidden_of(z) for z in before])
     want = np.take_along_axis(said, np.maximum(last, 0)[None, ..., None], axis=0)[0]

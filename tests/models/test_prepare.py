@@ -74,9 +74,8 @@ def test_matrices_are_cast_once_and_no_number_changes(name, types):
     def casts(p) -> list[str]:
         text = jax.jit(call).lower(p).as_text()
         found = re.findall(r"stablehlo.convert .*tensor<(\d+)x\d+x\w+>\) -> ", text)
-        return [
-            rows for rows in found if int(rows) >= config.width
-        ]  # more than the positions of the call
+        # more than the positions of the call
+        return [rows for rows in found if int(rows) >= config.width]
 
     prepared = network.prepare(params)
     np.testing.assert_allclose(jax.jit(call)(prepared), jax.jit(call)(params), atol=1e-5)

@@ -180,11 +180,12 @@ def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
         (8, 5), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
     with jax.sharding.use_abstract_mesh(mesh):
+        # 54 heads are never cut in 5
         assert [count(8, 55), count(80, 55), count(80, 54)] == [
             256,
             256,
             32,
-        ]  # 54 heads are never cut in 5
+        ]
 
 
 @over(random_masks(2) | rules(2), argument="kind")

@@ -19,9 +19,8 @@ def test_the_mask_of_lookahead_is_as_drawn():
     assert one_level == [*[[1] * (i + 1) + [0] * (7 - i) for i in range(4)], *guesses]
 
 
-POSITIONS = jnp.array(
-    [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
-)  # the second window begins inside a block of two
+# the second window begins inside a block of two
+POSITIONS = jnp.array([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]])
 
 
 def drawn(mask) -> list[str]:

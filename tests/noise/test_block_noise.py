@@ -16,9 +16,8 @@ from paradec_jax.noise.blocks import KINDS
 ROWS, WIDTH = 4_000, 16
 SAMPLES = np.broadcast_to(np.arange(WIDTH) // 8, (ROWS, WIDTH))
 BLOCKS = np.broadcast_to(np.arange(WIDTH) // 4, (ROWS, WIDTH))
-LABELLED = np.broadcast_to(
-    np.arange(WIDTH) % 8 >= 2, (ROWS, WIDTH)
-)  # 2 of the first block, 4 of the second
+# 2 of the first block, 4 of the second
+LABELLED = np.broadcast_to(np.arange(WIDTH) % 8 >= 2, (ROWS, WIDTH))
 
 
 @functools.cache

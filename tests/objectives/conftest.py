@@ -39,9 +39,8 @@ def source(tmp_path_factory):
         "denoiser": (dataclasses.replace(pd.PRESETS["test-mdlm"], **wide), hides),
     }
     for name, (config, tokens) in models.items():
-        gain = (
-            4.0 if name == "sdar" else 1.0
-        )  # whose answers then depend on its block, beyond rounding
+        # whose answers then depend on its block, beyond rounding
+        gain = 4.0 if name == "sdar" else 1.0
         params = (
             tiny_denoiser_params(**wide)
             if name == "denoiser"

@@ -21,11 +21,12 @@ from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 FOLDER = GOLDEN / "baselines"
+# of the tiny models, unless config.json says otherwise
 MASKS = {
     "llada": 99,
     "fast_dllm/llada": 99,
     "dream": 107,
-}  # of the tiny models, unless config.json says otherwise
+}
 
 
 def stored(part: str) -> list:
@@ -34,12 +35,13 @@ def stored(part: str) -> list:
     return [(part, name) for name in names if (FOLDER / part / f"trace_{name}.npz").is_file()]
 
 
+# of the recording, not of a run
 TOLD = {
     "prompt_seed",
     "margins",
     "unique_token_ratio",
     "nfe_first_release",
-}  # of the recording, not of a run
+}
 # What decides logits and confidences: the arrays hold both as the program had them.
 NETWORK = {"cache", "cfg_scale", "logits_eos_inf"}
 
@@ -186,9 +188,8 @@ def test_calls_reveal_what_dream_reveals(part, name):
     check_confidences(arrays, mask, confidence)
 
     def rule(call, scores, masked, tokens):
-        count = jnp.full(
-            len(masked), masked.sum() // len(masked)
-        )  # one number for all rows of a batch
+        # one number for all rows of a batch
+        count = jnp.full(len(masked), masked.sum() // len(masked))
         return select.top(scores, jnp.asarray(masked), time_grid(count, call, calls, eps))
 
     if settings["alg_temp"] is None and settings["alg"] != "origin":

@@ -37,14 +37,14 @@ RULES = {
     "low_confidence_dynamic": "dynamic",
     "entropy_bounded": "entropy",
 }
+# of Fast-dLLM: rule, and its number
 FAST = {
     "fast_threshold": ("threshold", "tau"),
     "fast_factor": ("factor", "gamma"),
-}  # of Fast-dLLM: rule, and its number
+}
 EVERY = cases("decode_cases")["cases"]
-RECORDED = {
-    name: entry for name, entry in EVERY.items() if entry["strategy"] in RULES
-}  # of the programs
+# of the programs
+RECORDED = {name: entry for name, entry in EVERY.items() if entry["strategy"] in RULES}
 STOPS = max(len(entry["stop_ids"] or ()) for entry in RECORDED.values())
 
 

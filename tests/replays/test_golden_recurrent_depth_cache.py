@@ -107,11 +107,12 @@ def test_cache(name):
 def test_cache_contents(name):
     keys_or_values, slot = re.fullmatch(r"shared_([KV])_slot_(-?\d+)", name).groups()
     cache = by_plan("shared_one_by_one")[2]
+    # slot -1 is the first coda layer
     entries = [
         *cache.prelude,
         *cache.core,
         *reversed(cache.coda),
-    ]  # slot -1 is the first coda layer
+    ]
     want = arrays("cache")[name]
     entry = entries[int(slot)]
     stored = entry.v if keys_or_values == "V" else entry.k.swapaxes(-1, -2)

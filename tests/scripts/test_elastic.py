@@ -58,15 +58,17 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
     which leaves 6e-5 in float32 and 2e-14 here.
     """
     model = {**MODEL, "dtype": "float64", "param_dtype": "float64"}
+    # no block is begun by them
     prompts = (
         (3, 1, 4, 1, 5, 9, 2, 6),
         (2, 7, 1, 8, 2, 8, 1, 8),
         (5, 3) * 8,
-    )  # no block is begun by them
+    )
     with jax.enable_x64(True):
         network, params = tiny_blocks(**model), tiny_blocks_params(1, 3.0, **model)
         decoder = ElasticDenoising(network, SIZE, SPEC, rule="static")
         given = tiny_request(14, prompts=prompts)
+        # one program; what random entropies are, who knows
         for bound in (
             0.5,
             1.0,
@@ -74,7 +76,7 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
             2.0,
             2.5,
             3.0,
-        ):  # one program; what random entropies are, who knows
+        ):
             knobs = decoder.Knobs(length_entropy=bound)
             _, (tokens, info) = decode.trace(
                 decoder, params, given, knobs, n=16, record=canvas_and_info

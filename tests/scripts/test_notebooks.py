@@ -23,9 +23,8 @@ def wavefront(run: dict[str, Any]) -> None:
         for t, boundary in enumerate(wave.boundary):
             assert wave.seen[t, :boundary].tolist() == wave.final[:boundary].tolist()
         for t in range(1, len(wave.boundary)):
-            committed = (
-                np.arange(wave.boundary[t - 1], wave.boundary[t]) - 1
-            )  # states that predict the tokens
+            # states that predict the tokens
+            committed = np.arange(wave.boundary[t - 1], wave.boundary[t]) - 1
             assert (wave.distance[t][committed] < run["EPSILON"]).all()
     assert len(run["revised"](run["hasty"])) > 0 and run["same"]
 

@@ -86,10 +86,11 @@ class TestIntervals:
 
     def test_too_little_for_a_bootstrap(self):
         assert bootstrap([3.0]) == (-math.inf, math.inf)
+        # some resample has nothing below
         assert bootstrap([1.0, 0.0], [1.0, 0.0]) == (
             -math.inf,
             math.inf,
-        )  # some resample has nothing below
+        )
         for wrong in ([], [[1.0]]):
             with pytest.raises(ValueError, match="two vectors of one length"):
                 bootstrap(wrong)
@@ -134,9 +135,8 @@ class TestNgrams:
         assert model.probability(0, []) == pytest.approx((2 + 2 / 2) / (4 + 2))
         assert model.probability(1, [0]) == pytest.approx((2 + 1 * 0.5) / (2 + 1))
         assert model.probability(0, [1]) == pytest.approx((1 + 1 * 0.5) / (1 + 1))
-        assert model.probability(0, [0, 1]) == model.probability(
-            0, [1]
-        )  # older tokens do not count
+        # older tokens do not count
+        assert model.probability(0, [0, 1]) == model.probability(0, [1])
         logs = [math.log(0.5), math.log(2.5 / 3), math.log(0.75), math.log(0.5)]
         assert model.perplexity([[0, 1, 0], [1]]) == pytest.approx(math.exp(-sum(logs) / 4))
 

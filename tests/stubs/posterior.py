@@ -140,9 +140,8 @@ class JointBlocks(Joint, CachedStub):
         keys, seen = keys_seen(own, prefix, mask)
         shown = (seen & (keys.tokens != self.mask)[:, None]).astype(jnp.int32)
         place = jax.nn.one_hot(keys.positions, self.length, dtype=jnp.int32)
-        known = (
-            jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1
-        )  # -1: not known
+        # -1: not known
+        known = jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1
         texts, law = jnp.asarray(self.texts), jnp.asarray(self.law, jnp.float32)
         agrees = jnp.all((texts == known[:, :, None]) | (known < 0)[:, :, None], axis=-1)
         at = jnp.minimum(positions + (self.alignment == "next"), self.length - 1)
@@ -193,9 +192,8 @@ class SumDenoiser(Posterior):
         evidence = jnp.where((inputs == self.mask)[..., None], 1.0, seen.astype(jnp.float32))
         a, b, c, d, s, t, u = (evidence[:, i] for i in (0, 1, 3, 4, 6, 7, 8))
         ones, tens = jnp.asarray(_column()[0]), jnp.asarray(_column())
-        up = jnp.einsum(
-            "xyzo,nx,ny,nz->no", ones, b, d, u
-        )  # weight of each carry into the tens, from below
+        # weight of each carry into the tens, from below
+        up = jnp.einsum("xyzo,nx,ny,nz->no", ones, b, d, u)
         down = jnp.einsum("ixyzo,nx,ny,nz,no->ni", tens, a, c, t, s[:, :2])  # and from above
         posterior = {
             1: jnp.einsum("xyzo,ny,nz,no->nx", ones, d, u, down),

@@ -88,9 +88,8 @@ class StubNetwork(CachedStub):
     rate: float = 0.0
     sharpness: float = 8.0
     probe: Probe | None = None
-    counters: ClassVar[tuple[str, ...]] = (
-        "recurrences",
-    )  # passes of the core, one after the other
+    # passes of the core, one after the other
+    counters: ClassVar[tuple[str, ...]] = ("recurrences",)
 
     def at(self, recurrence: int | None) -> "StubNetwork":
         """The same network at another depth; itself when None."""

@@ -122,9 +122,8 @@ def test_a_full_disk_and_then_room(tmp_path, whole, record_property):
 def damage(folder: Path, how: str, rng: random.Random) -> str:
     """Damages one file of a checkpoint, or two, and tells which."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    shards = [
-        path for path in files if path.parent.name == "d"
-    ]  # of which the small ones hold little that is read
+    # of which the small ones hold little that is read
+    shards = [path for path in files if path.parent.name == "d"]
     if how == "shard" or rng.random() < 0.5:
         (file,) = rng.choices(shards, [path.stat().st_size for path in shards])
     else:

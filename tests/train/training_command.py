@@ -22,10 +22,11 @@ from paradec_jax.train.checkpoint import restore
 
 LONG = 60  # seconds for a process to begin
 FULL = "ballast"
+# of the problem on several devices: its shards are too large to lie within metadata
 WIDTH, HIDDEN = (
     8,
     512,
-)  # of the problem on several devices: its shards are too large to lie within metadata
+)
 # Without the second, collectives of simulated devices may wait for each other for ever in jaxlib
 # 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"

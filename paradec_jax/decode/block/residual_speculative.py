@@ -179,8 +179,8 @@ def verify(
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     tokens, reads, follows = states.tokens, states.reads, complete if fuse else None
     state, call = read_states(decoder, params["network"], state, tokens, reads, clean, follows)
-    # What the base decoder knows in each state: its scores and masks, where it begins, and the steps
-    # done in it.
+    # What the base decoder knows in each state: its scores and masks, where it begins, and the
+    # steps done in it.
     step = state.step[:, None] + jnp.arange(count)
     at = jnp.broadcast_to(state.cached[:, None], step.shape)
     known = jax.vmap(state.aligned, 1, 1)(call.each[:, :count]), states.masked, at, step

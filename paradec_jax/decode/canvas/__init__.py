@@ -1,1 +1,3 @@
-"""What decoders of canvases share: the canvas, the rules that reveal its positions, the spans that a call reads."""
+"""What decoders of canvases share: the canvas, the rules that reveal its positions, the spans that
+a call reads.
+"""

@@ -41,7 +41,9 @@ class NGrams:
         return NGrams(jax.vmap(used)(self.lists, ngrams, valid), self.recent)
 
     def read(self, tokens: Int[Array, "B K"], count: Int[Array, "B"]) -> "NGrams":
-        """The pool after the first `count` of some new tokens of its text; itself where it has none."""
+        """The pool after the first `count` of some new tokens of its text; itself where it has
+        none.
+        """
         if self.recent is None:
             return self
         size, end = self.recent.shape[1], jnp.arange(tokens.shape[1])

@@ -35,9 +35,8 @@ from paradec_jax.decode.rules.sampling import (
 from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn.precision import at_least_float32
 
-AnyDecoder = TypeVar(
-    "AnyDecoder", bound="DecoderBase"
-)  # not Self, which the type checks of tests refuse
+# not Self, which the type checks of tests refuse
+AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")
 
 
 @jax.tree_util.register_dataclass

@@ -93,10 +93,11 @@ def _serve(
     """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their
     numbers.
     """
+    # the prompt in each row
     axes, owners = (
         _batch_axes(decoder, params, request, knobs),
         np.arange(rows),
-    )  # the prompt in each row
+    )
     waiting = list(range(rows, request.batch))
     results: dict[int, Decoded] = {}
     state, steps, busy = start(np.arange(rows)), 0, 0
@@ -162,9 +163,8 @@ def _batch_axes(decoder: DecoderBase, params: Any, request: Request, knobs: Any)
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = request.take(np.zeros(batch, np.int32))
-        state = drive.start.eval_shape(
-            decoder, params, some, knobs
-        )  # traced once, unlike `decoder.init`
+        # traced once, unlike `decoder.init`
+        state = drive.start.eval_shape(decoder, params, some, knobs)
         return [leaf.shape for leaf in jax.tree.leaves(state)]
 
     pairs = zip(shapes(1), shapes(2), strict=True)

@@ -120,9 +120,8 @@ def make_request(
             )
         lengths = [len(row) for row in tokens] if lengths is None else lengths
         tokens = _padded(tokens, np.int32)
-    tokens = whole_numbers(
-        "tokens", tokens
-    )  # a copy: a device may read the host's buffer later, or in place
+    # a copy: a device may read the host's buffer later, or in place
+    tokens = whole_numbers("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(
             f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}"
