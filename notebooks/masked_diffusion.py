@@ -99,7 +99,7 @@ models = {"teacher": load(TEACHER), "student": load(STUDENT)}
 # %%
 def record(state, info):
     """What the figures need of one call."""
-    return {"tokens": state.rows.tokens, "final": state.final}
+    return {"tokens": state.rows.tokens, "final": state.shown}
 
 
 def watch(model):
