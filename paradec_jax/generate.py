@@ -70,7 +70,7 @@ class Generation:
 def generate(
     model: Model,
     prompts: Prompts,
-    decoder: Any = None,
+    decoder: DecoderBase | None = None,
     *,
     knobs: Any = None,
     max_new_tokens: Any = NEW_TOKENS,
@@ -218,7 +218,7 @@ class Task:
 def continuation_task(
     model: Model,
     prompts: Prompts,
-    decoder: Any,
+    decoder: DecoderBase,
     *,
     max_new_tokens: Any,
     seed: Any = 0,
@@ -323,7 +323,7 @@ def conversations(prompts: Prompts) -> list[Messages]:
 
 def bind(
     model: Model,
-    decoder: Any,
+    decoder: DecoderBase,
     size: int,
     needed: int | None = None,
     what: str | None = None,
@@ -372,7 +372,7 @@ def lacks_head(model: Model, decoder: Any) -> bool:
 
 
 def parameters(
-    model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None, network: Any = None
+    model: Model, decoder: DecoderBase, mesh: jax.sharding.Mesh | None = None, network: Any = None
 ) -> Any:
     """The model's parameters, prepared for a bound decoder: those of the network, or of several by
     their fields.

@@ -8,7 +8,7 @@ import jax
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import check_number
-from paradec_jax.decode import Masked, make_request
+from paradec_jax.decode import DecoderBase, Masked, make_request
 from paradec_jax.generate import (
     BUCKET,
     Generation,
@@ -28,7 +28,7 @@ MOST_GAP = 2**20  # tokens; each is an entry of a list before the model's own li
 def infill(
     model: Model,
     pieces: Sequence[str | int] | Sequence[Sequence[str | int]],
-    decoder: Any = None,
+    decoder: DecoderBase | None = None,
     *,
     knobs: Any = None,
     seed: int = 0,
@@ -65,7 +65,7 @@ def infill(
 def infill_task(
     model: Model,
     pieces: Sequence[str | int] | Sequence[Sequence[str | int]],
-    decoder: Any,
+    decoder: DecoderBase,
     *,
     seed: int = 0,
     samples: int = 1,

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from paradec_jax.decode import DecoderBase
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.bound import DRAWS, is_exact, mask_of, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
@@ -40,7 +41,7 @@ class DecoderLM(LM):
     def __init__(
         self,
         model: Model,
-        decoder: Any,
+        decoder: DecoderBase,
         knobs: Any = None,
         *,
         rows: int = 8,
