@@ -36,6 +36,7 @@ from experiments.systems.calls import (
     call_cost,
     network_at,
     random_params,
+    run_calls,  # noqa: F401  (measuring programs take it from here)
     shapes_of,
 )
 from experiments.systems.machine import (
