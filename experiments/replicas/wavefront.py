@@ -37,6 +37,7 @@ from paradec_jax.decode.recurrent.wave import (
     NOISE_SCHEDULES,
     mix_noise,
     on_narrowest,
+    widths_of,
 )
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample

@@ -5,6 +5,7 @@ the last guess.
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
 
 import jax
@@ -18,6 +19,7 @@ from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.recurrent.latents import LatentKnobs
+from paradec_jax.decode.recurrent.wave import WaveDecoder
 
 REPEATING = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)  # the text has period 3
 # positions after a slow one are committed together
@@ -50,7 +52,10 @@ def defined() -> dict[str, type]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     places = "paradec_jax.decode.", "experiments.replicas."
-    kinds = DecoderBase.__subclasses__()
+    bases = (DecoderBase, WaveDecoder)
+    kinds = [
+        kind for base in bases for kind in base.__subclasses__() if not inspect.isabstract(kind)
+    ]
     kinds = [kind for kind in kinds if kind.__module__.startswith(places) and not kind.any_order]
     return {kind.__name__: kind for kind in kinds}
 

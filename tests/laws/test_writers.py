@@ -136,15 +136,11 @@ FILES = [
     (f"train sft --out . --model {START} --data none", ".holder", None),
     ("generate a --model none --html page", "page", PAGE),
     ("compare none --json rows.json", "rows.json", ROWS),
-    ("compare none --texts texts", "texts/00-none.jsonl", TEXT),
-    ("compare none --texts -", "-/00-none.jsonl", TEXT),
 ]
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "own"),
-    FILES,
-    ids=["recipe", "metrics", "holder", "html", "json", "texts", "minus"],
+    ("words", "place", "own"), FILES, ids=["recipe", "metrics", "holder", "html", "json"]
 )
 @pytest.mark.parametrize("which", range(9))
 def test_anothers_file(words, place, own, which, capsys):
@@ -153,7 +149,7 @@ def test_anothers_file(words, place, own, which, capsys):
     Path(place).write_text(text, encoding="utf-8")
     sentence = refused(words, capsys)
     # an empty one holds nothing
-    kept = text == own or (not text and (own == TEXT or place == ".holder"))
+    kept = text == own or (not text and place == ".holder")
     assert ("a model is read" in sentence) == kept and (kept or place in sentence)
     Path(place).rename("victim")
     Path(place).symlink_to(Path("victim").absolute())
@@ -161,12 +157,6 @@ def test_anothers_file(words, place, own, which, capsys):
     Path(place).unlink()
     Path(place).mkdir()
     assert place in refused(words, capsys)
-
-
-@pytest.mark.parametrize("foreign", [link, file])
-def test_a_folder_of_texts_is_no_link_and_no_file(foreign, capsys):
-    foreign(Path("texts"))
-    assert "texts exists and is not what" in refused("compare none --texts texts", capsys)
 
 
 OPTIONS = {"objective": "sft", "model": "m", "data": "one", "weights": {"m": "1"}}
