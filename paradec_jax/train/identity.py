@@ -56,10 +56,7 @@ def identity_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
             "first batch": plain(getattr(batch, "rows", batch)),
         },
         "arrays": shapes(state),
-        "key": [
-            str(jax.random.key_impl(state.key)),
-            jax.random.key_data(state.key).tolist(),
-        ],
+        "key": [str(jax.random.key_impl(state.key)), jax.random.key_data(state.key).tolist()],
         **plain(parts),
     }
 
