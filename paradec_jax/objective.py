@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
+Batch = dict[str, Array]  # arrays of a batch by name
 
 
 class Sum(NamedTuple):

@@ -221,14 +221,9 @@ def _print_counts(result: Generation) -> None:
 def _command(name: str | None) -> Callable[..., int]:
     """The function of one subcommand, whose annotations are its options."""
 
-    def run(text: Any, decoder: Any) -> int:
+    def run(text: OmitArgPrefixes[Text], decoder: OmitArgPrefixes[options_of(name)]) -> int:
         return generate_text(name, text, decoder)
 
-    run.__annotations__ = {
-        "text": OmitArgPrefixes[Text],
-        "decoder": OmitArgPrefixes[options_of(name)],  # type: ignore[misc]
-        "return": int,
-    }
     return run
 
 

@@ -63,16 +63,20 @@ def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
         documented = _documented(type(owner))
         for field in dataclasses.fields(owner):
             if field.name in row.settings():
-                about = _spelled(field.type), documented.get(field.name, "")
-                yield field.name, *about, getattr(owner, field.name)
+                text = documented.get(field.name, "")
+                yield field.name, _spelled(field.type), text, getattr(owner, field.name)
 
 
 def _spelled(kind: Any) -> Any:
     """A field's type without arrays and networks, which no command line can spell."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
-    array = lambda one: isinstance(one, type) and issubclass(one, AbstractArray)  # noqa: E731
-    plain = [one for one in get_args(kind) if one is not CachedNetwork and not array(one)]
+    plain = [
+        one
+        for one in get_args(kind)
+        if one is not CachedNetwork
+        and not (isinstance(one, type) and issubclass(one, AbstractArray))
+    ]
     return functools.reduce(operator.or_, plain)
 
 

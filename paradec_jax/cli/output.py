@@ -59,7 +59,8 @@ def print_table(
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*line, style="bold" if row.get("baseline") else None)
     console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(table)
     for note in filter(None, (_filled(note, base) for note in notes)):
         console.print(note)
@@ -77,13 +78,13 @@ def _filled(form: str, row: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def progress() -> Iterator[Any]:
     """Bars on standard error, one a stage; what is yielded is an `evaluate.compare.Report`."""
-    columns = (
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+        console=Console(stderr=True),
+    ) as bars:
 
         def report(stage: str, units: int) -> Any:
             task = bars.add_task(stage, total=units)

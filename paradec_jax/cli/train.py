@@ -15,11 +15,13 @@ from paradec_jax.objectives.run import train
 from paradec_jax.train import NoneReadable, NonFiniteLoss
 from paradec_jax.train.processes import leave
 
+BARE = arg(name="")
+
 
 def _command(kind: Any) -> Callable[..., int]:
     """The function of one subcommand, whose annotations are its options."""
 
-    def command(objective: Any, run: Any) -> int:
+    def command(objective: Annotated[kind, BARE], run: Annotated[Run, BARE]) -> int:
         try:
             train(objective, run)
         except (*WRONG_INPUT, NonFiniteLoss, NoneReadable) as error:
@@ -28,12 +30,6 @@ def _command(kind: Any) -> Callable[..., int]:
             raise ValueError(one_sentence(error)) from error
         return 0
 
-    bare = arg(name="")
-    command.__annotations__ = {
-        "objective": Annotated[kind, bare],
-        "run": Annotated[Run, bare],
-        "return": int,
-    }
     return command
 
 

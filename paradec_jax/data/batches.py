@@ -151,8 +151,7 @@ def example_batches(
     rules = [examples.digest, seed, batch_tokens, length, packed, multiple]
     rules += [] if block is None else [block, filler]
     digest = hashlib.sha256(json.dumps(rules).encode()).hexdigest()
-    maker = BatchMaker(examples, seed, packed, tuple(buckets), block, filler)
-    return Endless(maker, digest=digest)
+    return Endless(BatchMaker(examples, seed, packed, tuple(buckets), block, filler), digest=digest)
 
 
 def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:

@@ -32,19 +32,16 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
         raise ValueError(
             "collect needs a decoder of single blocks: Jacobi(block=n) without a running window"
         )
-    lengths, drafts = [], []
+    steps = []
     for state, _ in stream(decoder, params, request):
-        lengths.append(np.asarray(state.rows.length))
-        drafts.append(np.asarray(decoder.drafts(state)))
+        steps.append((np.asarray(state.rows.length), np.asarray(decoder.drafts(state))))
         last = state
     tokens, stopped = np.asarray(last.rows.tokens), np.asarray(last.rows.reason) == Reason.STOP
     generations = []
     for row, (name, start) in enumerate(
         zip(ids, np.asarray(request.lengths).tolist(), strict=True)
     ):
-        history = [
-            (int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)
-        ]
+        history = [(int(length[row]), draft[row]) for length, draft in steps]
         iterates = _blocks(
             tokens[row], start, history, decoder.block, decoder.spec.pad, bool(stopped[row])
         )

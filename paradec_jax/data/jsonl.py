@@ -122,10 +122,13 @@ def read_examples(
                 raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
             text = json.dumps({"counts": counts, "rule": _rule_of(model)})
             (temporary / "about.json").write_text(f"{text}\n", encoding="utf-8")
-    about = read_object(place / "about.json")
-    ids = np.memmap(place / "ids", np.int32, "r")
-    counted = np.memmap(place / "counted", bool, "r")
-    return Examples(ids, counted, np.load(place / "starts.npy"), digest.hexdigest(), **about)
+    return Examples(
+        np.memmap(place / "ids", np.int32, "r"),
+        np.memmap(place / "counted", bool, "r"),
+        np.load(place / "starts.npy"),
+        digest.hexdigest(),
+        **read_object(place / "about.json"),
+    )
 
 
 def files_of(source: str | os.PathLike[str]) -> list[Path]:
@@ -158,7 +161,7 @@ def _write(
                 np.asarray(row[:length], np.int32).tofile(ids)
                 np.asarray(marks[:length], bool).tofile(counted)
                 starts.append(starts[-1] + min(len(row), length))
-    np.save(folder / "starts.npy", np.asarray(starts, np.int64))
+    np.save(folder / "starts.npy", starts)
     return counts
 
 

@@ -211,11 +211,12 @@ def collate(pairs: Sequence[tuple[Generation, Int[np.ndarray, " T"]]], bucket: P
       "pairs": int32 [B], "noisy_real", "clean_real": bool [B, T, n], False at padding}.
     """
     rows, size = len(pairs), pairs[0][0].fixed.shape[1]
+    blocks = rows, bucket.pairs, size
     batch: Batch = {
         "prompt": np.zeros((rows, bucket.prompt), np.int32),
         "prompt_lengths": np.asarray([len(item.prompt) for item, _ in pairs], np.int32),
-        "noisy": np.zeros((rows, bucket.pairs, size), np.int32),
-        "clean": np.zeros((rows, bucket.pairs, size), np.int32),
+        "noisy": np.zeros(blocks, np.int32),
+        "clean": np.zeros(blocks, np.int32),
         "pairs": np.asarray([len(item.iterates) for item, _ in pairs], np.int32),
     }
     for row, (item, chosen) in enumerate(pairs):

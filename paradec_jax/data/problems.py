@@ -24,12 +24,12 @@ from jaxtyping import Bool, Int32
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.lines import line_of
+from paradec_jax.disk.folders import ASSETS
 from paradec_jax.io import json_lines
 from paradec_jax.text.tokenizer import Tokenizer
 
 PROMPT = "Question: {question}\nAnswer:\n"  # the form of text that the bundled models know
-ASSETS = Path(__file__).parents[1] / "assets"
-BUNDLED = {"unseen": "unseen.jsonl", "tuning": "tuning.jsonl"}  # word problems of 2 to 8 steps
+BUNDLED = "unseen", "tuning"  # word problems of 2 to 8 steps
 
 _NUMBER = re.compile(r"\s*\$?(-?[0-9][0-9,]{0,18})(?![0-9,]|\.[0-9])")
 
@@ -100,7 +100,7 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
       ValueError: a line that is no such problem or of another form than the first, which the
         message names, or a file without any.
     """
-    path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
+    path = ASSETS / f"{file}.jsonl" if str(file) in BUNDLED else Path(file)
     problems: list[Problem] = []
     passed: Any = set()
     for number, record in json_lines(path):

@@ -50,11 +50,9 @@ def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
     is begin-of-text.
     """
     last = tokenizer.vocab_size - 1
-    return (
-        TokenSpec(mask=last, alignment="own")
-        if alignment == "own"
-        else TokenSpec(bos=last, pad=last)
-    )
+    if alignment == "own":
+        return TokenSpec(mask=last, alignment="own")
+    return TokenSpec(bos=last, pad=last)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,14 +121,11 @@ def read_text(
     cut = int(len(pieces) * (1 - held_out))
     if not 0 < cut < len(pieces):
         raise ValueError(f"held_out {held_out} leaves no text on one side of {path}")
-    sides = [
-        [side] if isinstance(side, str) else list(side) for side in (pieces[:cut], pieces[cut:])
-    ]
+    sides = [[side] if isinstance(side, str) else side for side in (pieces[:cut], pieces[cut:])]
     train, rest = (
         tuple(np.asarray(ids, np.int32) for ids in tokenizer.encode_batch(side)) for side in sides
     )
-    digest = hashlib.sha256(Path(path).read_bytes())
-    digest.update(tokenizer.digest().encode() + str(cut).encode())
+    digest = hashlib.sha256(Path(path).read_bytes() + f"{tokenizer.digest()}{cut}".encode())
     return Text(train, rest, digest.hexdigest()), tokenizer
 
 

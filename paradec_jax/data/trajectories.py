@@ -158,9 +158,7 @@ class Trajectories(Sequence[Generation]):
 
     def _rows_of(self, path: Path) -> list[Int[np.ndarray, " row"]]:
         try:
-            shard, digest = np.split(
-                np.load(regular(path), mmap_mode="r", allow_pickle=False).view(np.ndarray), [-8]
-            )
+            shard, digest = np.split(np.load(regular(path), mmap_mode="r").view(np.ndarray), [-8])
         except Exception as error:  # NumPy raises whatever its parser of headers does
             raise TrajectoryError(f"{path} cannot be read: {error}") from None
         if not np.array_equal(digest, _digest(path, shard)):

@@ -179,14 +179,13 @@ def _score(
     plan: tuple[int, int],
     whole: bool,
     params: Any,
-    ids: Int[Array | np.ndarray, "B S"],
-    ends: Int[Array | np.ndarray, "B 3"],
-    which: Int[Array | np.ndarray, "B 2"],
+    ids: Int[Array, "B S"],
+    ends: Int[Array, "B 3"],
+    which: Int[Array, "B 2"],
     words: Any,
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
-    (mask, draws), schedule = plan, LOGLINEAR
-    (batch, size), ids, which = ids.shape, jnp.asarray(ids), jnp.asarray(which)
+    (mask, draws), (batch, size) = plan, ids.shape
     at = jnp.arange(size)
 
     def numbers(stream: Array, draw: Array) -> tuple[Array, Array]:
@@ -201,7 +200,7 @@ def _score(
     t = FLOOR + (1 - FLOOR) * tau
     length, start, stop = (ends[:, i, None] for i in range(3))
     noised, hidden = hide(
-        ids, uniforms, schedule.mask_probability(t), mask, (at >= start) & (at < stop)
+        ids, uniforms, LOGLINEAR.mask_probability(t), mask, (at >= start) & (at < stop)
     )
     view = None if whole else jnp.broadcast_to((at < length)[:, None], (batch, size, size))
     positions = jnp.broadcast_to(at, ids.shape)
@@ -212,7 +211,7 @@ def _score(
 
     flat = vectors.reshape(batch * size, -1), ids.reshape(-1)
     costs = lax.map(lambda xs: nll(*xs), flat, batch_size=HEADS).reshape(batch, size)
-    return schedule.weight(t) * jnp.sum(jnp.where(hidden, costs, 0), axis=1)
+    return LOGLINEAR.weight(t) * jnp.sum(jnp.where(hidden, costs, 0), axis=1)
 
 
 def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[int, ...]]:
@@ -235,15 +234,15 @@ def _best(
     network: Any,
     mask: int,
     params: Any,
-    ids: Int[Array | np.ndarray, "B T"],
-    ends: Int[Array | np.ndarray, "B 3"],
+    ids: Int[Array, "B T"],
+    ends: Int[Array, "B 3"],
 ) -> Int[Array, "B T"]:
     """The most probable token at each position of rows whose scored positions are hidden, and
     padding unseen.
     """
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    length, start, stop = (jnp.asarray(ends)[:, i, None] for i in range(3))
-    hidden = jnp.where((positions >= start) & (positions < stop), mask, jnp.asarray(ids))
+    length, start, stop = (ends[:, i, None] for i in range(3))
+    hidden = jnp.where((positions >= start) & (positions < stop), mask, ids)
     view = jnp.broadcast_to((positions < length)[:, None], (*ids.shape, ids.shape[1]))
     vectors = network.forward(params, hidden, positions, mask=view).hidden
     best = lax.map(

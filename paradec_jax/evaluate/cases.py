@@ -57,9 +57,11 @@ class Prompts:
 
     def texts(self, tokenizer: Tokenizer, ids: Samples) -> list[str]:
         """The text that the ids of each row add to its prompt."""
-        before = (row[:n].tolist() for row, n in zip(self.tokens, self.lengths, strict=True))
-        rows = zip(before, ids, strict=True)
-        return [tokenizer.decode_after(prompt, row, skip_special=True) for prompt, row in rows]
+        rows = zip(self.tokens, self.lengths, ids, strict=True)
+        return [
+            tokenizer.decode_after(prompt[:length].tolist(), row, skip_special=True)
+            for prompt, length, row in rows
+        ]
 
 
 def prompts_of(
@@ -76,14 +78,14 @@ def prompts_of(
     if not problems:
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
+    most = model.network.max_length
     if budget is None:
         solutions: list[Any] = [getattr(item, "solution", None) for item in problems]
         if None in solutions:
             raise ValueError("problems without a reference solution need a budget of new tokens")
         least = max(len(ids) for ids in tokenizer.encode_batch(solutions)) + 1
-        room = model.network.max_length - tokens.shape[1]
-        budget = max(least, min(-(-least // BUCKET) * BUCKET, room))
-    if tokens.shape[1] + budget > (most := model.network.max_length):
+        budget = max(least, min(-(-least // BUCKET) * BUCKET, most - tokens.shape[1]))
+    if tokens.shape[1] + budget > most:
         raise ValueError(
             f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow: more than "
             f"the {most} positions the model was built for"

@@ -55,8 +55,10 @@ def answer_fields(answers: Answers, base: Answers) -> Row:
     row: Row = {"log_prob": None, "log_prob_interval": None}
     if answers.judged is not None:
         nats, count = answers.judged.T
-        row = {"log_prob": float(nats.sum() / count.sum())}
-        row["log_prob_interval"] = ends(bootstrap(nats, count))
+        row = {
+            "log_prob": float(nats.sum() / count.sum()),
+            "log_prob_interval": ends(bootstrap(nats, count)),
+        }
     return row | {
         "problems": len(answers.ids),
         "network_calls_per_token": calls / tokens,

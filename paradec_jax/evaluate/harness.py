@@ -65,15 +65,16 @@ class DecoderLM(LM):
         """
         super().__init__()
         tokenizer_of(model)
-        self.likelihood = "exact" if is_exact(model) else "bound"
-        if self.likelihood == "exact" and draws is not None:
+        exact = is_exact(model)
+        self.likelihood = "exact" if exact else "bound"
+        if exact and draws is not None:
             raise ValueError("this model's likelihoods are exact, so draws must be left out")
         self.model, self.setting = model, Setting(type(decoder).__name__, decoder, knobs)
         self.rows, self.seed, self.draws = rows, seed, DRAWS if draws is None else draws
         # Tokens that may follow a row's first: a model that fills masks has to read the last one
         # too.
-        self.room = model.network.max_length - (self.likelihood == "bound")
-        if self.likelihood == "bound":
+        self.room = model.network.max_length - (not exact)
+        if not exact:
             mask_of(model)
             warnings.warn(
                 "log-likelihoods of this model are lower bounds, "

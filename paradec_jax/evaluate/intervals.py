@@ -104,8 +104,8 @@ def speedup(
     Raises:
       ValueError: other shapes, nothing measured, or seconds that are not above 0.
     """
-    a, b = np.asarray(tokens, np.float64), np.asarray(base_tokens, np.float64)
-    s, t = np.asarray(seconds, np.float64), np.asarray(base_seconds, np.float64)
+    given = tokens, base_tokens, seconds, base_seconds
+    a, b, s, t = (np.asarray(x, np.float64) for x in given)
     fits = a.shape == b.shape == s.shape[1:] and s.shape == t.shape
     if not fits or not s.size or min(s.min(), t.min()) <= 0:
         raise ValueError(

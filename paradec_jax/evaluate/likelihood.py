@@ -166,10 +166,10 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnums=0)
 def _score(
-    network: Any, params: Any, ids: Int[Array | np.ndarray, "B T1"], words: Any
+    network: Any, params: Any, ids: Int[Array, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Log-probability of each id after the first, and whether it is the most probable one."""
-    tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]
+    tokens, targets = ids[:, :-1], ids[:, 1:]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys = jnp.broadcast_to(key_of(words), tokens.shape[:1])
     cache = network.init_cache(purpose_keys(keys, Purpose.STATE), tokens.shape[1])

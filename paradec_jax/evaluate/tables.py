@@ -58,12 +58,10 @@ ROWS = {
 }
 
 
-def _row(family: str, words: str) -> Setting:
-    setting = choose(family, words.rstrip(" *"))
-    return dataclasses.replace(setting, baseline=words.endswith("*"))
-
-
-TABLES = {
-    family: tuple(_row(family, words) for words in rows.strip().splitlines())
+TABLES: dict[str, tuple[Setting, ...]] = {
+    family: tuple(
+        dataclasses.replace(choose(family, words.rstrip(" *")), baseline=words.endswith("*"))
+        for words in rows.strip().splitlines()
+    )
     for family, rows in ROWS.items()
 }

@@ -75,7 +75,7 @@ class Speed:
     @property
     def passes(self) -> tuple[float, ...]:
         """Seconds of each pass."""
-        return tuple(sum(seconds) for seconds in self.each)
+        return tuple(map(sum, self.each))
 
     @property
     def seconds(self) -> float:
@@ -85,7 +85,7 @@ class Speed:
     @property
     def init_seconds(self) -> float:
         """Median of the seconds that read the prompts and commit their first tokens."""
-        return statistics.median(sum(seconds) for seconds in self.each_reading)
+        return statistics.median(map(sum, self.each_reading))
 
     @property
     def tokens_per_second(self) -> float:

@@ -30,10 +30,9 @@ from paradec_jax.config.bounds import Ranged
 from paradec_jax.decode.machine.network import Network, Params, Prefix
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
 from paradec_jax.noise import BlockNoise, Hidden, first_of_each
-from paradec_jax.objective import Objective, Sums, weighted
+from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
 def lengths_of(network: Network, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -78,8 +77,7 @@ def block_diffusion_loss(
     check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
-        texts = noised(batch, key, lengths, rules.noise, spec.alignment)
-        tokens, labelled, hidden, layout = texts
+        tokens, labelled, hidden, layout = noised(batch, key, lengths, rules.noise, spec.alignment)
         # The noisy copy, which reads its block and the clean blocks before it.
         streams = read_both(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy

@@ -24,9 +24,8 @@ from paradec_jax.losses.cross_entropy import (
     scorer,
     soft_cross_entropy,
 )
-from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
-from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.objective import Batch, Metrics, Objective, Sums
 
 SMOOTHING = 0.1  # of the labels of the next-token term, as released
 

@@ -42,9 +42,8 @@ from paradec_jax.losses.cross_entropy import (
     soft_cross_entropy,
     token_losses,
 )
-from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
-from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
+from paradec_jax.objective import Batch, Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)

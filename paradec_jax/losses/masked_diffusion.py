@@ -21,9 +21,9 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import Ranged, check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.losses.recorded import Batch, recorded_or
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
-from paradec_jax.objective import Objective, Sums, weighted
+from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,8 @@ def noise(
     batch: Batch, rules: BoundRules, mask: int, of_times: Array, of_masks: Array
 ) -> tuple[Array, Array, Array]:
     """Noised tokens [B, S], which of them are hidden [B, S], and the weight of each row [B]."""
-    tokens, rows = batch["tokens"], len(batch["tokens"])
+    tokens = batch["tokens"]
+    rows = len(tokens)
     uniforms = recorded_or(batch, "time_uniforms", lambda: None)
     t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
     probability, weight = rules.at(t)

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.losses.recorded import Batch
 from paradec_jax.nn import masks
-from paradec_jax.objective import Objective, Sums, weighted
+from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
 def packing(batch: Batch) -> tuple[Int[Array, "B T"], Bool[Array, "B T T"] | None]:

@@ -12,9 +12,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array
-
-Batch = dict[str, Array]  # arrays of a batch by name
+from paradec_jax.objective import Batch
 
 
 def recorded_or(batch: Batch, name: str, draw: Callable[[], Any]) -> Any:

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.next_token import packing
-from paradec_jax.losses.recorded import Batch, recorded_or
-from paradec_jax.objective import Objective, Sums, drawn, weighted
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.objective import Batch, Objective, Sums, drawn, weighted
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]

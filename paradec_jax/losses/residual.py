@@ -45,9 +45,9 @@ from paradec_jax.losses.cross_entropy import (
     token_losses,
 )
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.losses.recorded import Batch, recorded_or
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, choose
-from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
+from paradec_jax.objective import Batch, Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Unrolling:
         still, clean, kv = texts.hidden.where, None, None
         tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
-            positions = texts.layout.positions
             seen = masks_of(texts.layout).clean
-            out = self.backbone.forward(self.frozen, texts.tokens, positions, mask=seen)
+            at = texts.layout.positions
+            out = self.backbone.forward(self.frozen, texts.tokens, at, mask=seen)
             clean, kv = out.hidden, out.kv
         noisy = self.read(tokens[None], kv)[0]
         start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
@@ -179,18 +179,18 @@ class Unrolling:
 
     def read(self, states: Int[Array, "M B T"], kv: Any) -> Float[Array, "M B T D"]:
         """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy."""
-        visible, forward = masks_of(self.texts.layout), self.backbone.forward
+        visible = masks_of(self.texts.layout)
 
         def repeated(x: Array) -> Array:
             return jnp.broadcast_to(x, (len(states), *x.shape)).reshape(-1, *x.shape[1:])
 
         tokens = states.reshape(-1, states.shape[-1])
         positions = repeated(self.texts.layout.positions)
-        if kv is None:
-            out = forward(self.frozen, tokens, positions, mask=repeated(visible.clean))
-        else:
+        prefix, mask = None, visible.clean
+        if kv is not None:
             prefix = Prefix(jax.tree.map(repeated, kv), repeated(visible.before))
-            out = forward(self.frozen, tokens, positions, prefix, repeated(visible.noisy))
+            mask = visible.noisy
+        out = self.backbone.forward(self.frozen, tokens, positions, prefix, repeated(mask))
         return out.hidden.reshape(*states.shape, -1)
 
     def residual(self, params: Any, tokens: Array, base: Streams) -> Streams:

@@ -33,9 +33,9 @@ from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
-from paradec_jax.losses.recorded import Batch, recorded_or
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
-from paradec_jax.objective import Objective, Sums, drawn, weighted
+from paradec_jax.objective import Batch, Objective, Sums, drawn, weighted
 
 SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 
@@ -169,8 +169,8 @@ def self_distillation_loss(
         where = None if weights is None else weights > 0
         noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
         # Algorithm 1: the teacher's targets.
-        params_of_teacher, step = frozen["teacher"], rules.step_size(frozen["round"])
-        teacher = Teacher(network, lax.stop_gradient(params_of_teacher), rules, mask, chunk)
+        step = rules.step_size(frozen["round"])
+        teacher = Teacher(network, lax.stop_gradient(frozen["teacher"]), rules, mask, chunk)
         recorded = recorded_or(batch, "teacher_uniforms", lambda: None)
         targets, _ = teacher.targets(noised, t, step, of_teacher, recorded)
         # The student's prediction, from z_t alone.

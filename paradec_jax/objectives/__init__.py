@@ -10,5 +10,6 @@ from paradec_jax.objectives.recurrent import Recurrent
 from paradec_jax.objectives.sdtt import Sdtt
 from paradec_jax.objectives.sft import Sft
 
-KINDS = (Sft, Jacobi, Recurrent, Blocks, Head, Masked, Sdtt)
-OBJECTIVES: dict[str, Any] = {kind.__name__.lower(): kind for kind in KINDS}
+OBJECTIVES: dict[str, Any] = {
+    kind.__name__.lower(): kind for kind in (Sft, Jacobi, Recurrent, Blocks, Head, Masked, Sdtt)
+}

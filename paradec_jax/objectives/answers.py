@@ -20,7 +20,7 @@ from paradec_jax.generate import BUCKET
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job
 from paradec_jax.sharding.processes import gathered, shared
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 from paradec_jax.text.chat import as_prompts
 
 MEASURED = 64  # held-out prompts that are decoded

@@ -27,7 +27,7 @@ from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import speed
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 from paradec_jax.text.chat import conversation
 
 BLOCK = 8  # tokens of a block where a causal model begins to write them
@@ -64,8 +64,8 @@ class Blocks(Training):
         """One part: as many updates as the run has."""
         model, blocks = self.begun(job)
         data = job.batches(job.examples, block=math.lcm(*blocks), filler=model.token_spec.pad)
-        loss, flops = self.loss(model, self.noise, blocks), batch_flops(model.network)
-        return job.fit("blocks", model, loss, data, flops=flops)
+        loss = self.loss(model, self.noise, blocks)
+        return job.fit("blocks", model, loss, data, flops=batch_flops(model.network))
 
     def loss(self, model: Model, noise: str, blocks: tuple[int, ...]) -> Objective:
         """SDAR's bound."""
@@ -92,8 +92,8 @@ class Blocks(Training):
             raise ValueError(f"{name} has sliding windows, which no model of blocks has")
         usual = (BLOCK,) if causal else (config.block, *(config.blocks or ()))
         blocks = self.blocks or tuple(dict.fromkeys(usual))
-        names = [field.name for field in dataclasses.fields(TransformerConfig)]
-        shape = {name: getattr(config, name) for name in names}
+        fields = dataclasses.fields(TransformerConfig)
+        shape = {field.name: getattr(config, field.name) for field in fields}
         shape |= {"layers": config.layers + self.look_back, "block": blocks[0]}
         lengths = tuple(sorted({*blocks}))
         config = BlockDiffusionConfig(**shape, blocks=lengths if len(lengths) > 1 else None)

@@ -14,7 +14,7 @@ from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from paradec_jax.disk.folders import check_replaceable
 from paradec_jax.io import atomic_write_text, hold, holder_of, read_object
-from paradec_jax.train.processes import all_or_none, telling_of_lost_peers
+from paradec_jax.train.processes import all_or_none
 
 # Options that --allow leaves as they were.
 FIXED = {"objective", "model", "layers", "lora", "block", "new_tokens", "problems"}
@@ -129,13 +129,6 @@ def by_first(what: str, work: Callable[[], Any]) -> None:
             if jax.process_index() == 0:
                 work()
         finally:
-            wait_for_all(what)
-
-
-def wait_for_all(what: str) -> None:
-    """Waits until all processes have come to `what`, a name that a run uses once.
-
-    JAX's shutdown waits for a heartbeat only: too short where one process alone exports a model.
-    """
-    with telling_of_lost_peers():
-        get_barrier_sync_fn()(key=what, timeout_ms=24 * 3600 * 1000)
+            # JAX's shutdown waits for a heartbeat only: too short where one process alone exports
+            # a model.
+            get_barrier_sync_fn()(key=what, timeout_ms=24 * 3600 * 1000)

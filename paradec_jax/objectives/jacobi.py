@@ -33,7 +33,7 @@ from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, en
 from paradec_jax.objectives.folder import by_first, say
 from paradec_jax.objectives.job import Job, Stopped, Training
 from paradec_jax.objectives.options import Bare
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 from paradec_jax.train.identity import checksums
 
 RULES = ConsistencyRules(
@@ -116,16 +116,21 @@ class Jacobi(Training):
         folder = job.folder / f"round-{which}" / "trajectories"
         done = folder.parent / "collected"
         model, seed = here(model), job.run.seed + which
-        room = self.new_tokens, max(self.block)
 
         @hold(folder.parent)
         def work() -> None:
             if done.exists():  # nothing is added to what a training may have begun with
                 return
-            settings = {"examples": job.examples.digest, "new_tokens": self.new_tokens}
-            settings |= {"seed": seed, "model": sum(checksums(model.params))}
+            settings = {
+                "examples": job.examples.digest,
+                "new_tokens": self.new_tokens,
+                "seed": seed,
+                "model": sum(checksums(model.params)),
+            }
             claim(folder, block, settings)
-            ids, prompts = asked(job.examples, model, seed, self.problems, *room)
+            ids, prompts = asked(
+                job.examples, model, seed, self.problems, self.new_tokens, max(self.block)
+            )
             case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
             left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
             for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
@@ -194,8 +199,9 @@ class Jacobi(Training):
             loss = next_token_loss(model.network, chunk=self.chunk)
             numbers["nats a token"] = job.means(loss, model)["loss"]
         model, start, n = here(model), here(job.model), self.block[-1]
-        room = self.new_tokens, max(self.block)
-        _, prompts = asked(job.measured, model, job.run.seed, MEASURED, *room)
+        _, prompts = asked(
+            job.measured, model, job.run.seed, MEASURED, self.new_tokens, max(self.block)
+        )
         alone, _ = answers(prompts, model, decode.AutoRegressive(), self.rows)
         texts = zip(prompts.tokens, prompts.lengths.tolist(), alone, strict=True)
         spans = [Span((*row[:size].tolist(), *answer), size) for row, size, answer in texts]

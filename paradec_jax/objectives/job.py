@@ -19,13 +19,12 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.models.work import Flops
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.folder import say
-from paradec_jax.objectives.hooks import Limit
 from paradec_jax.objectives.options import Run
-from paradec_jax.objectives.weights import Whole, averaged, joined, split
+from paradec_jax.objectives.weights import Whole, joined, split
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
+from paradec_jax.store import Model
 from paradec_jax.store.lora import SCALE, init_lora, merge
-from paradec_jax.store.model import Model
 from paradec_jax.train import (
     Checkpoint,
     Hook,
@@ -33,9 +32,11 @@ from paradec_jax.train import (
     Preempt,
     Rounds,
     TrainState,
+    averaged,
     fit,
     make_train_step,
 )
+from paradec_jax.train.hooks import Limit
 
 
 class Stopped(SystemExit):

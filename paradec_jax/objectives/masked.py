@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
@@ -11,7 +10,7 @@ from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +40,15 @@ class Masked(Training):
         data = windows(job, job.examples)
         network = job.model.network
         loss = masked_diffusion_loss(network, job.model.token_spec, self.rules, chunk=self.chunk)
-        flops = batch_flops(network)
-        return job.fit("masked", job.model, loss, data, flops=flops)
+        return job.fit("masked", job.model, loss, data, flops=batch_flops(network))
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """The bound in nats a token, and the share of hidden tokens that are guessed, without
         dropout.
         """
-        options: Any = {"dropout": False, "chunk": self.chunk}
-        loss = masked_diffusion_loss(model.network, model.token_spec, self.rules, **options)
+        loss = masked_diffusion_loss(
+            model.network, model.token_spec, self.rules, dropout=False, chunk=self.chunk
+        )
         means = job.means(loss, model, windows(job, job.measured))
         return {"nats a token": means["loss"], "accuracy": means["accuracy"]}
 

@@ -8,18 +8,56 @@ import jax
 import optax
 from tyro.conf import OmitArgPrefixes, arg
 
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config.bounds import Ranged, check_numbers
 from paradec_jax.decode.machine.request import key_of, seed_words
 from paradec_jax.families import matrix_axes
-from paradec_jax.objectives.cluster import Cluster
-from paradec_jax.store.model import Model
-from paradec_jax.train import adamw, muon
+from paradec_jax.sharding.mesh import make_mesh
+from paradec_jax.store import Model
+from paradec_jax.train import adamw, initialize, muon
 
 LENGTH = 1024  # positions of the longest row where nothing is given
 
 T = TypeVar("T")
 # Options of a part that have no prefix, and whose errors tyro passes on.
 Bare = OmitArgPrefixes[Annotated[T, arg(name="")]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Processes and their mesh; one device of one process unless something else is given or found.
+
+    Attributes:
+      coordinator: HOST:PORT of process 0, where neither experiments/launch/local.py nor what JAX
+        finds of the cluster says it.
+      processes: how many there are; with coordinator. 1 alone is one process, whatever JAX finds.
+      process: which this one is, from 0; with coordinator.
+      heartbeat_s: seconds after which a silent process counts as dead and the others end.
+      data: copies of the parameters.
+      fsdp: devices over which rows and parameters lie; None for all that are left, where anything
+        else is given.
+      tensor: devices over which heads, inner widths and the vocabulary lie.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    heartbeat_s: int = 100
+    data: int = 1
+    fsdp: int | None = None
+    tensor: int = 1
+
+    def join(self) -> jax.sharding.Mesh | None:
+        """Finds the other processes, before anything asks for a device, and makes the mesh; None
+        for one device.
+
+        Raises:
+          ValueError: numbers out of range.
+        """
+        check_numbers(Cluster, vars(self), {"process": (0, 65535)}, within="cluster.")
+        initialize(self.coordinator, self.processes, self.process, heartbeat_s=self.heartbeat_s)
+        if jax.process_count() == 1 and (self.data, self.fsdp, self.tensor) == (1, None, 1):
+            return None
+        return make_mesh(self.data, -1 if self.fsdp is None else self.fsdp, self.tensor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +138,7 @@ class Run(Ranged):
     seed: int = 0
     checkpoint_every: int = 50
     allow: tuple[str, ...] = ()
-    cluster: Cluster = Cluster()  # noqa: RUF009
+    cluster: Cluster = Cluster()
 
     BOUNDS = {  # noqa: RUF012
         **dict.fromkeys(("warmup", "cooldown", "layers", "blend"), (0, 1)),
@@ -126,9 +164,9 @@ class Run(Ranged):
     def optimizer_for(self, config: Any, updates: int) -> optax.GradientTransformation:
         """The optimizer of a model of this config, on a schedule of so many updates."""
         warmup = min(round(self.warmup * updates), updates)
-        ramps: dict[str, Any] = {"warmup": warmup, "weight_decay": self.weight_decay}
-        ramps["cooldown"] = min(round(self.cooldown * updates), updates - warmup)
+        cooldown = min(round(self.cooldown * updates), updates - warmup)
+        ramps: Any = {"warmup": warmup, "cooldown": cooldown, "weight_decay": self.weight_decay}
         if self.optimizer == "adamw":
             return adamw(self.learning_rate, updates, **ramps)
-        ramps["adam_learning_rate"] = self.adam_learning_rate
-        return muon(self.learning_rate, updates, axes=matrix_axes(config), **ramps)
+        ramps |= {"axes": matrix_axes(config), "adam_learning_rate": self.adam_learning_rate}
+        return muon(self.learning_rate, updates, **ramps)

@@ -21,7 +21,7 @@ from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.answers import speed
 from paradec_jax.objectives.job import Job, Training
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 

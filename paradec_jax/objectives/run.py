@@ -21,8 +21,8 @@ from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Run
 from paradec_jax.objectives.weights import blended, cast
 from paradec_jax.sharding.processes import gathered
+from paradec_jax.store import Model
 from paradec_jax.store.lora import SCALE
-from paradec_jax.store.model import Model
 
 # Options that may differ between calls of one run.
 MAY_DIFFER = {
@@ -170,8 +170,8 @@ def write_model(job: Job, trained: Model) -> None:
         from paradec_jax.convert.peft import write  # which other runs do not wait for
 
         adapter, scale = gathered(job.adapters[-1][0]), run.blend * SCALE
-        args = folder / "adapter", config, adapter, scale, run.model, job.mark
-        by_first("adapter", lambda: write(*args))
+        place = folder / "adapter"
+        by_first("adapter", lambda: write(place, config, adapter, scale, run.model, job.mark))
     by_first("model", lambda: store.save(folder / "model", model, overwrite=True, run=job.mark))
 
 
@@ -182,14 +182,14 @@ def write_worth(objective: Training, job: Job, trained: Model) -> None:
     run, examples, folder = job.run, job.examples, job.folder
     models = (job.model, trained) if job.held_out is not None else ()
     before, after = [dict(objective.held_out(job, model)) for model in models] or ({}, {})
-    worth = {"examples": len(examples), **examples.counts, "blend": run.blend, "base": run.base}
 
     def write() -> None:
         logs = sorted(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
         lines = [
             {"part": path.parent.name, **line} for path in logs for _, line in json_lines(path)
         ]
-        lines.append({**worth, "before": before, "after": after})
+        worth = {"examples": len(examples), **examples.counts, "blend": run.blend, "base": run.base}
+        lines.append(worth | {"before": before, "after": after})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         atomic_write_text(folder / "metrics.jsonl", text)
         if after:

@@ -28,9 +28,8 @@ from paradec_jax.objectives.folder import by_first
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.masked import windows
 from paradec_jax.objectives.options import Bare
-from paradec_jax.objectives.weights import averaged
-from paradec_jax.store.model import Model
-from paradec_jax.train import Evaluate, Rounds, TrainState
+from paradec_jax.store import Model
+from paradec_jax.train import Evaluate, Rounds, TrainState, averaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +112,13 @@ class Sdtt(Training):
         start, model, steps = here(job.model), here(model), self.aim
         ids, length = np.asarray(job.measured.ids), job.length
         count = min(len(ids) // length, MEASURED)
-        numbers = {"nats a token, at most": cost(model, even(ids, length, count).tolist())}
         prompts = empty_prompts(model, MEASURED, length, job.run.seed)
         texts, _ = answers(prompts, model, decode.Masked(), ROWS, decode.Masked.Knobs(steps=steps))
-        numbers[f"nats of texts of {steps} steps at the start, at most"] = cost(start, texts)
-        return numbers | {"entropy of these texts": sample_entropy(texts)}
+        return {
+            "nats a token, at most": cost(model, even(ids, length, count).tolist()),
+            f"nats of texts of {steps} steps at the start, at most": cost(start, texts),
+            "entropy of these texts": sample_entropy(texts),
+        }
 
 
 def cost(model: Model, rows: Sequence[Sequence[int]]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from paradec_jax.losses import next_token_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.job import Job, Training
-from paradec_jax.store.model import Model
+from paradec_jax.store import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Sft(Training):
         """One part: as many updates as the run has."""
         data = job.batches(job.examples)
         loss = next_token_loss(job.model.network, chunk=self.chunk)
-        flops = batch_flops(job.model.network)
-        return job.fit("sft", job.model, loss, data, flops=flops)
+        return job.fit("sft", job.model, loss, data, flops=batch_flops(job.model.network))
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Loss in nats a token, and the share of tokens that the model would have chosen."""

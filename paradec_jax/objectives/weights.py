@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.objective import Objective, Sums
-from paradec_jax.train import TrainState
 
 Params = Mapping[str, Any]
 Whole = Callable[[Any, Any], dict[str, Any]]
@@ -63,13 +62,6 @@ def joined(loss: Objective, whole: Whole) -> Objective:
         return loss.sums(whole(frozen["fixed"], trained), frozen["frozen"], batch, key)
 
     return Objective(sums, loss.value)
-
-
-def averaged(state: TrainState) -> Any:
-    """The average of a state in the types of its parameters; the parameters where it has none."""
-    if state.ema is None:
-        return state.params
-    return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
 
 
 def blended(base: Any, trained: Any, share: float) -> Any:

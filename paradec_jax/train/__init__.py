@@ -5,7 +5,15 @@ from paradec_jax.train.hooks import Evaluate, Log, Preempt, Preempted, Profile
 from paradec_jax.train.loop import Hook, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, muon, warmup_stable_decay
 from paradec_jax.train.processes import PeerLost, initialize
-from paradec_jax.train.step import Loss, Rounds, TrainState, TrainStep, make_train_step, update_ema
+from paradec_jax.train.step import (
+    Loss,
+    Rounds,
+    TrainState,
+    TrainStep,
+    averaged,
+    make_train_step,
+    update_ema,
+)
 
 __all__ = [
     "Checkpoint",
@@ -24,6 +32,7 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "adamw",
+    "averaged",
     "fit",
     "initialize",
     "make_train_step",

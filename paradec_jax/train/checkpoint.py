@@ -1,7 +1,6 @@
 """Checkpoints of a run: Orbax, asynchronous, atomic, verified when read."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 import shutil
@@ -76,10 +75,11 @@ class Checkpoint(Hook):
             run.saved = self._places / str(state.step)
             with all_or_none():
                 run.data.set_state(data_state)
-                for step in [step for step in steps if primary and step > int(state.step)]:
-                    aside = self._places / f"{step}.unreadable"
-                    shutil.rmtree(aside, ignore_errors=True)
-                    (self._places / str(step)).rename(aside)
+                for step in steps:
+                    if primary and step > int(state.step):
+                        aside = self._places / f"{step}.unreadable"
+                        shutil.rmtree(aside, ignore_errors=True)
+                        (self._places / str(step)).rename(aside)
         with all_or_none():
             if primary:
                 mesh = None if run.mesh is None else dict(run.mesh.shape)
@@ -222,10 +222,8 @@ def steps_in(folder: Path) -> list[int]:
 
 def to_arrays(state: TrainState) -> dict[str, Any]:
     """The arrays of a state by the names of its fields, its key as words."""
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: x for name, x in fields.items() if x is not None} | {
-        "key": jax.random.key_data(state.key)
-    }
+    arrays = {name: x for name, x in vars(state).items() if x is not None}
+    return arrays | {"key": jax.random.key_data(state.key)}
 
 
 def compare(folder: Path, identity: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:

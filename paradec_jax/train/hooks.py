@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from paradec_jax.io import atomic_write_text
 from paradec_jax.objective import Metrics
 from paradec_jax.train.loop import Call, Hook
-from paradec_jax.train.processes import all_or_none
+from paradec_jax.train.processes import all_or_none, texts_of_all
 from paradec_jax.train.step import TrainState
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,8 +104,11 @@ class Log(Hook):
         elapsed = time.perf_counter() - self._since - compile_s
         updates, self._updates = self._updates, []
         numbers: list[Metrics] = jax.device_get([metrics for metrics, _ in updates])
-        names = [name for name in numbers[0] if name != "finite"]
-        line = {name: float(np.mean([m[name] for m in numbers], dtype=float)) for name in names}
+        line = {
+            name: float(np.mean([m[name] for m in numbers], dtype=float))
+            for name in numbers[0]
+            if name != "finite"
+        }
         timed = [
             (shapes, m)
             for (_, shapes), m in zip(updates, numbers, strict=True)
@@ -116,10 +119,10 @@ class Log(Hook):
         if count := sum(tokens(shapes) for shapes, _ in timed):
             line["tokens_per_s"] = count / elapsed
         if timed and self.flops is not None:
-            each = [
+            done = sum(
                 self.flops(shapes, {name: float(x) for name, x in m.items()}) for shapes, m in timed
-            ]
-            line["flops_per_s"] = sum(each) / elapsed
+            )
+            line["flops_per_s"] = done / elapsed
         self.run.write(step, line | {"compile_s": compile_s})
 
 
@@ -227,6 +230,20 @@ class Preempted(SystemExit):
     """A run was asked to end and did. An exit with code 0, so that nobody takes its state for a
     finished one.
     """
+
+
+class Limit(Hook):
+    """Ends the call at a time of `time.monotonic`, before its run is done.
+
+    Several processes look at the time together, every ten updates.
+    """
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+
+    def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
+        over, due = time.monotonic() > self._until, jax.process_count() == 1 or step % 10 == 0
+        return due and any(texts_of_all("over" * over))
 
 
 class Profile(Hook):

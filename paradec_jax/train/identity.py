@@ -46,7 +46,6 @@ def identity_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
         place = data.get_state()
         batch = next(data, None)
         data.set_state(place)
-    key = str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()
     parts = {"step": step}
     if dataclasses.is_dataclass(step):
         parts = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
@@ -57,7 +56,7 @@ def identity_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
             "first batch": plain(getattr(batch, "rows", batch)),
         },
         "arrays": shapes(state),
-        "key": [*key],
+        "key": [str(jax.random.key_impl(state.key)), jax.random.key_data(state.key).tolist()],
         **plain(parts),
     }
 
@@ -88,8 +87,7 @@ def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
             **inspect.getclosurevars(value).nonlocals,
         }
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        fields = {name: getattr(value, name, None) for name in names}
+        fields = {of.name: getattr(value, of.name, None) for of in dataclasses.fields(value)}
         value = {"type": type(value).__qualname__, **fields}
     elif hasattr(value, "__wrapped__"):  # a jitted function
         return plain(value.__wrapped__, outer)
@@ -125,8 +123,10 @@ def check_allowed(allow: Iterable[str]) -> None:
 def shapes(tree: PyTree) -> dict[str, str]:
     """Dtype and shape of every array by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
-    return {name: f"{x.dtype}{list(x.shape)}" for name, (_, x) in zip(names, leaves, strict=True)}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
+        for path, x in leaves
+    }
 
 
 def checksums(tree: PyTree) -> list[int]:

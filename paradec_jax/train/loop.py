@@ -160,9 +160,8 @@ class Call:
         for number, metrics in unchecked:
             if not metrics.get("finite", True):
                 had = f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
-                last = "there is no checkpoint"
-                if self.saved:
-                    last = f"the last good one is {self.saved}"
+                good = f"the last good one is {self.saved}"
+                last = good if self.saved else "there is no checkpoint"
                 raise NonFiniteLoss(f"update {number} had {had} and was not applied; {last}")
 
     def batch(self, number: int) -> Any:

@@ -36,13 +36,9 @@ def warmup_stable_decay(
 
 def decay_mask(params: PyTree) -> PyTree:
     """Booleans shaped like `params`, false for norms and biases, by their paths ("a/norm/scale")."""
-
-    def decays(path: tuple[Any, ...], _: jax.Array) -> bool:
-        return (
-            re.search("norm|bias", jax.tree_util.keystr(path, simple=True, separator="/")) is None
-        )
-
-    return jax.tree_util.tree_map_with_path(decays, params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: re.search("norm|bias", jax.tree_util.keystr(path)) is None, params
+    )
 
 
 def adamw(

@@ -54,18 +54,19 @@ def initialize(
     if given == (None, None, None):
         address, *numbers = (os.environ.get(name) for name in VARIABLES)
         given = (address, *(None if number is None else int(number) for number in numbers))
-    if given[1] == 1:
+    address, count, which = given
+    if count == 1:
         return
     detect = given == (None, None, None)
-    if not detect and (None in given or ":" not in given[0] or not 0 <= given[2] < given[1]):
+    if not detect and (None in given or ":" not in address or not 0 <= which < count):
         raise ValueError(
             f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}"
         )
     try:
         jax.distributed.initialize(
-            given[0],
-            given[1],
-            given[2],
+            address,
+            count,
+            which,
             cluster_detection_method=None if detect else "deactivate",
             heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=heartbeat_s,

@@ -75,13 +75,13 @@ class TrainState:
           mesh: mesh of `make_mesh`; the one that the parameters lie on, or none, when None.
         """
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
-            given = f"{key.dtype}{list(key.shape)}"
             raise TypeError(
-                f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}"
+                "key must be one typed PRNG key, as jax.random.key(seed) makes, "
+                f"not {key.dtype}{list(key.shape)}"
             )
 
         def make(params: PyTree, teacher: PyTree, key: jax.Array) -> "TrainState":
-            params, teacher = jax.tree.map(lambda x: jnp.array(x, copy=True), (params, teacher))
+            params, teacher = jax.tree.map(jnp.array, (params, teacher))
             count = jnp.zeros((), jnp.int32)
             return cls(
                 step=count,
@@ -134,10 +134,17 @@ def update_ema(ema: PyTree, params: PyTree, count: jax.Array | int, decay: float
     return jax.tree.map(lambda e, p: d * e + (1 - d) * p.astype(e.dtype), ema, params)
 
 
+def averaged(state: TrainState) -> PyTree:
+    """The average of a state in the types of its parameters; the parameters where it has none."""
+    if state.ema is None:
+        return state.params
+    return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
+
+
 def float32_copy(x: jax.Array) -> jax.Array:
     """A copy, floating point numbers in float32."""
     dtype = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
-    return jnp.array(x, dtype, copy=True)
+    return jnp.array(x, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +173,11 @@ class Rounds:
 
     def begin(self, state: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update of the next round."""
-        params = state.params
         if state.ema is None and (self.weights == "ema" or self.reset_ema):
             raise ValueError(
                 "these rounds need a moving average, and the state has none: give ema_decay"
             )
-        if self.weights == "ema":
-            params = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, params)
+        params = averaged(state) if self.weights == "ema" else state.params
         new = {"params": params, "teacher": params, "round": state.step // self.updates}
         if self.reset_optimizer:
             new["opt_state"] = optimizer.init(params)
@@ -257,8 +262,16 @@ class TrainStep:
         self, state: TrainState, frozen: PyTree, batch: PyTree
     ) -> tuple[TrainState, Metrics]:
         """The pure function."""
-        self._check(state)
+        if (self.ema_decay is None) != (state.ema is None):
+            has = "no" if state.ema is None else "an"
+            raise ValueError(f"ema_decay is {self.ema_decay} but the state has {has} ema")
+        if self.frozen is not None and state.teacher is not None:
+            raise ValueError(
+                "the state has a teacher, which takes the place of frozen: give one of them"
+            )
         if self.rounds is not None:
+            if state.teacher is None:
+                raise ValueError("rounds need a teacher to begin with, and the state has none")
             due = state.step // self.rounds.updates > jnp.asarray(state.round)
             begin = functools.partial(self.rounds.begin, optimizer=self.optimizer)
             state = jax.lax.cond(due, begin, lambda state: state, state)
@@ -267,7 +280,7 @@ class TrainStep:
 
         key = jax.random.fold_in(state.key, state.step)
         batch = batch | {"step": state.step}
-        if self.accumulate == 1 or not isinstance(self.loss, Objective):
+        if self.accumulate == 1:
             graded = jax.value_and_grad(self.loss, has_aux=True)
             (value, metrics), grads = graded(
                 state.params, frozen, batch, jax.random.fold_in(key, 0)
@@ -290,27 +303,16 @@ class TrainStep:
             new = dataclasses.replace(new, ema=ema, ema_count=count + 1)
 
         norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
         state = jax.tree.map(lambda n, o: n if n is o else jnp.where(finite, n, o), new, state)
         return state, metrics | {"grad_norm": norm, "finite": finite}
-
-    def _check(self, state: TrainState) -> None:
-        if (self.ema_decay is None) != (state.ema is None):
-            has = "no" if state.ema is None else "an"
-            raise ValueError(f"ema_decay is {self.ema_decay} but the state has {has} ema")
-        if self.rounds is not None and state.teacher is None:
-            raise ValueError("rounds need a teacher to begin with, and the state has none")
-        if self.frozen is not None and state.teacher is not None:
-            raise ValueError(
-                "the state has a teacher, which takes the place of frozen: give one of them"
-            )
 
 
 make_train_step = TrainStep
 
 
 def in_parts(
-    loss: Objective, params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array, n: int
+    loss: Any, params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array, n: int
 ) -> Any:
     """Value, metrics and gradient of a loss, one of n micro-batches at a time."""
 

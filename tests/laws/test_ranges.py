@@ -15,8 +15,7 @@ from paradec_jax.cli.answers import Options
 from paradec_jax.cli.options import NAMES, rows_of
 from paradec_jax.convert.cli import COMMANDS
 from paradec_jax.objectives import OBJECTIVES
-from paradec_jax.objectives.cluster import Cluster
-from paradec_jax.objectives.options import Run
+from paradec_jax.objectives.options import Cluster, Run
 
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
 ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta"

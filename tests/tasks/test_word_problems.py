@@ -9,7 +9,7 @@ import pytest
 from experiments.tasks import auxiliary, vocabulary
 from experiments.tasks import words as wp
 from experiments.tasks.__main__ import Options, drawn, main
-from paradec_jax.data.problems import ASSETS, BUNDLED, exact_answers, extract_answer, read_problems
+from paradec_jax.data.problems import ASSETS, exact_answers, extract_answer, read_problems
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -115,7 +115,7 @@ def test_splits_are_disjoint_across_seeds():
 )
 def test_the_problems_of_the_package_are_those_of_seed_1(name, count, split, tmp_path):
     """Byte for byte, as its command writes them; the first of them are those of a smaller number."""
-    written, bundled = tmp_path / "problems.jsonl", ASSETS / BUNDLED[name]
+    written, bundled = tmp_path / "problems.jsonl", ASSETS / f"{name}.jsonl"
     main(Options("words", written, count=count, seed=1, split=split))
     assert written.read_bytes() == bundled.read_bytes()
     assert read_problems(name)[:50] == wp.word_problems(50, seed=1, split=split)
