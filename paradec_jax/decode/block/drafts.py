@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.head import HeadCanvas
 from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.rules.windows import put, shift, window
+from paradec_jax.decode.rules.windows import window
 
 
 @jax.tree_util.register_dataclass
@@ -60,11 +60,8 @@ class DraftedCanvas(HeadCanvas):
     @property
     def drafts(self) -> Int[Array, "B S"]:
         """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 else."""
-        within = jnp.arange(self.shown.shape[1]) < self.rows.limit[:, None]
-        known = jnp.where(self.shown, self.rows.tokens, -1)
-        guessed = self.candidates(ride=False).tokens[:, -1]
-        known = put(known, guessed, self.cached, jnp.any(self.where, axis=1))
-        return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
+        guessed, where = self.candidates(ride=False).tokens[:, -1], jnp.any(self.where, axis=1)
+        return super(DraftedCanvas, self.show(guessed, where, self.cached)).drafts
 
     def candidates(self, ride: bool) -> Candidates:
         """The states that drafts make; `ride` reads a complete draft where a block follows."""

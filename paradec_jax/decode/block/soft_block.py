@@ -125,7 +125,7 @@ class SoftBlock(BlockDecoder):
         tokens'.
         """
         hard, table = fresh(self, request), self.network.embedding(params)
-        offsets = given_offsets(type(self).__name__, request, table, hard.shown)
+        offsets = given_offsets(self, request, table, hard.shown)
         survival = jnp.ones(hard.shown.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
         vectors = table[state.rows.tokens] + state.offsets

@@ -114,7 +114,7 @@ class RuledDecoder(DecoderBase):
     @property
     def block(self) -> int:
         """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self)
+        return block_of(self, getattr(self, "length", None))
 
     @property
     def origin(self) -> str:
@@ -166,10 +166,9 @@ class RuledDecoder(DecoderBase):
         scores = score.probability(shaped, tokens)
 
         if rule == "entropy":
-            gamma = GAMMA if knobs.entropy is None else knobs.entropy
-            where = reveal.entropy_budget(score.entropy(shaped), masked, gamma)
+            where = reveal.entropy_budget(score.entropy(shaped), masked, knobs.entropy)
         elif rule == "factor":
-            where = reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
+            where = reveal.factor(scores, masked, knobs.factor)
         elif rule == "threshold":
             where = reveal.threshold(scores, masked, threshold_at(step, knobs))
         else:
@@ -226,11 +225,6 @@ class BlockDecoder(RuledDecoder):
         super().__post_init__()
         check_words(self, rule=self.rules)
         score.check_confidence(self)
-
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
 
     def knobs(self, knobs: Any) -> Any:
         """As of every decoder; more steps than a block has positions are refused, too."""

@@ -157,8 +157,19 @@ class DecoderBase(abc.ABC):
 
     @property
     def mask(self) -> int:
-        """The checkpoint's mask token. Raises ValueError where it has none."""
-        return check_mask(self.spec.mask, self.network.vocab_size)
+        """The checkpoint's mask token. Raises ValueError where it has none, or one that the network
+        does not know.
+        """
+        mask, vocab_size = self.spec.mask, self.network.vocab_size
+        if mask is None:
+            raise ValueError(
+                "a canvas is filled with the mask token, but the checkpoint's token spec has none"
+            )
+        if not 0 <= mask < vocab_size:
+            raise ValueError(
+                f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}"
+            )
+        return mask
 
     def limits(self) -> tuple[int, int]:
         """S, and the longest sequence that the networks were built for (any, where they see windows
@@ -193,14 +204,13 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{name} appends tokens, so it cannot fill the holes that given leaves"
             )
-        if self.any_order:
-            check_mask(self.spec.mask, self.network.vocab_size)
+        mask = self.mask if self.any_order else None
         if isinstance(request.lengths, jax.core.Tracer):
             return
         if not isinstance(request.tokens, jax.core.Tracer):
             given = check_tokens(request, self.network.vocab_size)
-            if self.any_order:
-                check_canvas(request, given, self.mask, self.spec.alignment)
+            if mask is not None:
+                check_canvas(request, given, mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -317,10 +327,8 @@ class DecoderBase(abc.ABC):
           each last prompt position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
-        rows, cache = (
-            self.begin(request, scratch),
-            self.empty_cache(request, self.size + scratch, **latents),
-        )
+        rows = self.begin(request, scratch)
+        cache = self.empty_cache(request, self.size + scratch, **latents)
         count = ahead.shape[1]
         insert = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
@@ -406,19 +414,6 @@ class DecoderBase(abc.ABC):
         logits = self.network.logits(params, hidden)
         token = self.sample(logits, rows.length[:, None], rows, knobs)
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
-
-
-def check_mask(mask: int | None, vocab_size: int) -> int:
-    """The mask token of a canvas; none, or one that the network does not know, raises ValueError."""
-    if mask is None:
-        raise ValueError(
-            "a canvas is filled with the mask token, but the checkpoint's token spec has none"
-        )
-    if not 0 <= mask < vocab_size:
-        raise ValueError(
-            f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}"
-        )
-    return mask
 
 
 def check_tokens(request: Request, vocab_size: int) -> np.ndarray:

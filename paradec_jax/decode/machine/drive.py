@@ -245,10 +245,7 @@ def _interrupt(decoder: DecoderBase, state: Any, rows: Any) -> Any:
     return placed(decoder.interrupt(state, rows))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def finish(decoder: DecoderBase, state: Any) -> Decoded:
-    """The result so far, `decoder.finish(state)` in one program."""
-    return decoder.finish(state)
+finish = jax.jit(DecoderBase.finish, static_argnums=0)  # the result so far, in one program
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -68,10 +68,8 @@ def serve(
     check_number("rows", rows)
     check_number("every", every)
     mesh, request, knobs = drive.checked(decoder, params, request, knobs)
-    request, take = (
-        gathered(request),
-        jax.jit(Request.take) if shared(request.tokens) else Request.take,
-    )
+    take = jax.jit(Request.take) if shared(request.tokens) else Request.take
+    request = gathered(request)
 
     def start(which: Any) -> Any:
         some, _ = over_processes(mesh, params, take(request, which), None)
@@ -93,11 +91,8 @@ def _serve(
     """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their
     numbers.
     """
-    # the prompt in each row
-    axes, owners = (
-        _batch_axes(decoder, params, request, knobs),
-        np.arange(rows),
-    )
+    axes = _batch_axes(decoder, params, request, knobs)
+    owners = np.arange(rows)  # the prompt in each row
     waiting = list(range(rows, request.batch))
     results: dict[int, Decoded] = {}
     state, steps, busy = start(np.arange(rows)), 0, 0

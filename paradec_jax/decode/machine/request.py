@@ -151,19 +151,11 @@ def make_request(
         )
     # Placed on the device without a program of its own for each shape, which `jnp.asarray` would
     # compile.
-    placed = jax.device_put(
-        (
-            tokens,
-            lengths.astype(np.int32),
-            budgets,
-            np.broadcast_to(stops, (batch, len(stops))),
-            given if holes.any() else None,
-        ),
-        may_alias=False,
-    )
+    stops = np.broadcast_to(stops, (batch, len(stops)))
+    arrays = tokens, lengths.astype(np.int32), budgets, stops, given if holes.any() else None
+    tokens, lengths, budgets, stops, given = jax.device_put(arrays, may_alias=False)
     if keys is None:
         keys = keys_of(seed_words(seed), np.arange(batch, dtype=np.int32))
-    tokens, lengths, budgets, stops, given = placed
     return Request(tokens, lengths, budgets, keys, stops, given, recorded)
 
 

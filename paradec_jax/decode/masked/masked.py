@@ -139,8 +139,10 @@ class MaskedDecoder(DecoderBase):
         if self.confidence is not None and self.order not in SCORES:
             raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
 
-    def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
-        """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
+    def init(self, params: Any, request: Request, knobs: Any, scratch: int = 0) -> MaskedState:
+        """Masks everywhere but at given tokens, and their partition, drawn with each row's key;
+        calls nothing.
+        """
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
         positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
@@ -246,10 +248,6 @@ class Masked(MaskedDecoder):
         "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
-
-    def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
-        """Fills the canvas with masks and draws their partition; calls nothing."""
-        return self.fill(request, 0, knobs)
 
     def step(
         self, params: Any, state: MaskedState, knobs: MaskedKnobs

@@ -84,12 +84,12 @@ class SoftMasked(MaskedDecoder):
         super().__post_init__()
         check_words(self, relaxation=RELAXATIONS)
 
-    def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
+    def init(
+        self, params: Any, request: Request, knobs: SoftMaskedKnobs, scratch: int = 0
+    ) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
-        hard = self.fill(request, 0, knobs)
-        offsets = given_offsets(
-            type(self).__name__, request, self.network.embedding(params), hard.shown
-        )
+        hard, table = super().init(params, request, knobs), self.network.embedding(params)
+        offsets = given_offsets(self, request, table, hard.shown)
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
     def step(
