@@ -105,8 +105,7 @@ class ResidualSpeculative(HeadDecoder):
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
-        going = call.reads & knobs.asks(choice.where)
-        return self._draft(params, state.with_choice(choice), call, going, knobs)
+        return self._draft(params, state.with_choice(choice), call, choice.where, knobs)
 
     def step(
         self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
@@ -136,8 +135,7 @@ class ResidualSpeculative(HeadDecoder):
         state = state.store(self.network, newest, steps.tokens.reshape(len(at), -1), count)
 
         # The head drafts on, from the newest scores.
-        going = newest.reads & knobs.asks(entry_of(made, n) | first.where)
-        state = self._draft(params, state, newest, going, knobs)
+        state = self._draft(params, state, newest, entry_of(made, n) | first.where, knobs)
         return state, Verified(at, step, states, steps, n, stored, follows)
 
     def _draft(
@@ -145,14 +143,17 @@ class ResidualSpeculative(HeadDecoder):
         params: Any,
         state: DraftedCanvas,
         newest: BlockRead,
-        going: Bool[Array, "B"],
+        revealed: Bool[Array, "B W"],
         knobs: HeadKnobs,
     ) -> DraftedCanvas:
-        """The canvas with drafts of the K - 1 steps after it, in rows that go on."""
-        text, masked, drafts = state.text, state.masked(going), []
+        """The canvas with drafts of the K - 1 steps after it, in rows in which the network's newest
+        step has revealed too little.
+        """
+        masked = state.masked(newest.reads & knobs.asks(revealed))
+        text, drafts = state.text, []
         for k in range(self.candidates - 1):
             # d = MRP(C_k, a), a <- a + d: the newest scores, corrected for what was just revealed.
-            asks, drafted = jnp.any(masked, axis=1), text if k > 0 else None
+            asks, drafted = jnp.any(masked, axis=1), text if drafts else None
             residual, state = ask_head(self, params, state, newest, asks, drafted)
             newest = dataclasses.replace(newest, hidden=newest.hidden + residual)
             # D_{k+1} = pi(C_k, U a): same rule, same number of the step, same noise.

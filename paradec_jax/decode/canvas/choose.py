@@ -32,8 +32,10 @@ from paradec_jax.decode.machine.knobs import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    Number,
     SamplingKnobs,
     Scheduled,
+    Whole,
     at_age,
     check_range,
     knob,
@@ -67,16 +69,12 @@ class DenoisingKnobs(SamplingKnobs):
       factor: f; None is 1.
     """
 
-    steps: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
+    steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
     threshold: Scheduled | None = knob(
         None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
     )
-    entropy: Float[Array, ""] | float | None = knob(
-        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",))
-    )
-    factor: Float[Array, ""] | float | None = knob(
-        None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",))
-    )
+    entropy: Number | None = knob(None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",)))
+    factor: Number | None = knob(None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",)))
 
 
 def quota(
@@ -166,9 +164,10 @@ class RuledDecoder(DecoderBase):
         scores = score.probability(shaped, tokens)
 
         if rule == "entropy":
-            where = reveal.entropy_budget(score.entropy(shaped), masked, knobs.entropy)
+            gamma = GAMMA if knobs.entropy is None else knobs.entropy
+            where = reveal.entropy_budget(score.entropy(shaped), masked, gamma)
         elif rule == "factor":
-            where = reveal.factor(scores, masked, knobs.factor)
+            where = reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
         elif rule == "threshold":
             where = reveal.threshold(scores, masked, threshold_at(step, knobs))
         else:
@@ -251,8 +250,9 @@ def block_of(decoder: Any, length: int | None = None) -> int:
             f"{network.visibility!r}"
         )
     served = getattr(network, "blocks", (network.block,))
-    if length is not None and length not in served:
+    length = network.block if length is None else length
+    if length not in served:
         raise ValueError(
             f"the checkpoint serves blocks of {', '.join(map(str, served))}, as it was trained, not of {length}"
         )
-    return network.block if length is None else length
+    return length

@@ -152,8 +152,8 @@ class DecoderBase(abc.ABC):
     @property
     def networks(self) -> dict[str, Any]:
         """Every network by its field; a word in the place of a further one says that none runs."""
-        networks = {name: getattr(self, name) for name in ("network", *self.further_networks)}
-        return {name: network for name, network in networks.items() if not isinstance(network, str)}
+        names = "network", *self.further_networks
+        return {name: x for name in names if not isinstance(x := getattr(self, name), str)}
 
     @property
     def mask(self) -> int:

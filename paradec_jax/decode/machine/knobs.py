@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.sampling import TINY
 
 UNLIMITED = np.iinfo(np.int32).max
+Number, Whole = Float[Array, ""] | float, Int[Array, ""] | int
 Scheduled = Float[Array, "..."] | float  # a number, or a schedule [K] of one for each age
 
 
@@ -66,14 +67,12 @@ class SamplingKnobs:
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
     """
 
-    temperature: Float[Array, ""] | float = knob(0.0, NOT_NEGATIVE)
-    top_k: Int[Array, ""] | int | None = knob(
+    temperature: Number = knob(0.0, NOT_NEGATIVE)
+    top_k: Whole | None = knob(
         None, Range(COUNT.holds, "at least 1 (None keeps all tokens)"), unset=UNLIMITED
     )
-    top_p: Float[Array, ""] | float = knob(
-        1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
-    )
-    min_p: Float[Array, ""] | float = knob(0.0, SHARE)
+    top_p: Number = knob(1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1"))
+    min_p: Number = knob(0.0, SHARE)
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
@@ -93,7 +92,7 @@ class RepetitionKnobs(SamplingKnobs):
         1 changes nothing. Log-probabilities that are kept are those without it.
     """
 
-    repetition_penalty: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    repetition_penalty: Number = knob(1.0, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
@@ -155,10 +154,10 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
       ValueError: what is no number of its field's kind, what 32 bits cannot hold, NaN, and an array
         where one number for all rows is wanted; values out of their range, by `check`.
     """
-    arrays = {}
+    arrays, options_of = {}, alternatives(knobs.__class__)
     for field in dataclasses.fields(knobs):
         name, unset = field.name, field.metadata.get("unset")
-        options, value = alternatives(type(knobs))[name], getattr(knobs, name)
+        options, value = options_of[name], getattr(knobs, name)
         if value is None and type(None) in options:
             value = unset(decoder) if callable(unset) else unset
         arrays[name] = _array(name, options, value)

@@ -100,9 +100,12 @@ def _serve(
         before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
         state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
-        done = np.asarray(gathered(decoder.done(state)))
-        busy += _row_steps(state, before, int(did), done, owners >= 0)
-        ended = np.flatnonzero(done & (owners >= 0))
+        done, owned = np.asarray(gathered(decoder.done(state))), owners >= 0
+        # A row was running in all of these steps unless it stopped, which its count of calls tells.
+        calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
+        share = np.where(done, calls / max(int(calls[owned].max(initial=0)), 1), 1.0)
+        busy += round(float((share * owned).sum()) * int(did))
+        ended = np.flatnonzero(done & owned)
         if not len(ended):
             continue
         finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
@@ -118,16 +121,6 @@ def _serve(
     ordered = [results[i] for i in range(request.batch)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
     return QueueResult(decoded, steps, busy / max(steps * rows, 1))
-
-
-def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
-    """Steps that rows were running: all of them unless a row stopped, which its count of calls
-    tells.
-    """
-    calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
-    longest = max(int(calls[owned].max(initial=0)), 1)
-    share = np.where(done, calls / longest, 1.0)
-    return round(float((share * owned).sum()) * did)
 
 
 def _admit(

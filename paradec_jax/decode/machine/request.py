@@ -29,10 +29,10 @@ class RecordedDraws:
         """The record of some rows of a request: that of all rows, but for the fields that `per_row`
         names.
         """
-        fields = {name: getattr(self, name) for name in self.per_row}
-        return dataclasses.replace(
-            self, **{name: x[rows] for name, x in fields.items() if x is not None}
+        taken = jax.tree.map(
+            lambda x: x[rows], {name: getattr(self, name) for name in self.per_row}
         )
+        return dataclasses.replace(self, **taken)
 
 
 @jax.tree_util.register_dataclass
@@ -76,10 +76,9 @@ class Request:
     def take(self, rows: Any) -> "Request":
         """Some rows of the request."""
         rows = jnp.asarray(rows)
+        recorded = None if self.recorded is None else self.recorded.take(rows)
         taken = jax.tree.map(lambda x: x[rows], dataclasses.replace(self, recorded=None))
-        return dataclasses.replace(
-            taken, recorded=None if self.recorded is None else self.recorded.take(rows)
-        )
+        return dataclasses.replace(taken, recorded=recorded)
 
 
 def make_request(

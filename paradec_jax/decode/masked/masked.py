@@ -24,7 +24,9 @@ from paradec_jax.decode.machine.knobs import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    Number,
     SamplingKnobs,
+    Whole,
     check_range,
     knob,
 )
@@ -60,10 +62,8 @@ class MaskedKnobs(SamplingKnobs):
         made. How many they are is compiled.
     """
 
-    temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
-    steps: Int[Array, ""] | int | None = knob(
-        None, COUNT, unset=UNLIMITED, needs=("order", GROUPED)
-    )
+    temperature: Number = knob(1.0, NOT_NEGATIVE)
+    steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("order", GROUPED))
     grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
         None, unset=0, needs=("order", GROUPED)
     )
@@ -139,10 +139,8 @@ class MaskedDecoder(DecoderBase):
         if self.confidence is not None and self.order not in SCORES:
             raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
 
-    def init(self, params: Any, request: Request, knobs: Any, scratch: int = 0) -> MaskedState:
-        """Masks everywhere but at given tokens, and their partition, drawn with each row's key;
-        calls nothing.
-        """
+    def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
+        """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
         positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
@@ -248,6 +246,10 @@ class Masked(MaskedDecoder):
         "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
+
+    def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
+        """Fills the canvas with masks and draws their partition; calls nothing."""
+        return self.fill(request, 0, knobs)
 
     def step(
         self, params: Any, state: MaskedState, knobs: MaskedKnobs

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import POSITIVE, knob
+from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.masked.masked import (
@@ -43,7 +43,7 @@ class SoftMaskedKnobs(MaskedKnobs):
       token_temperature: tau of the mixture that stands for a token, above 0.
     """
 
-    token_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    token_temperature: Number = knob(1.0, POSITIVE)
 
 
 @jax.tree_util.register_dataclass
@@ -84,11 +84,9 @@ class SoftMasked(MaskedDecoder):
         super().__post_init__()
         check_words(self, relaxation=RELAXATIONS)
 
-    def init(
-        self, params: Any, request: Request, knobs: SoftMaskedKnobs, scratch: int = 0
-    ) -> SoftMaskedState:
+    def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
-        hard, table = super().init(params, request, knobs), self.network.embedding(params)
+        hard, table = self.fill(request, 0, knobs), self.network.embedding(params)
         offsets = given_offsets(self, request, table, hard.shown)
         return SoftMaskedState(**vars(hard), offsets=offsets)
 

@@ -62,7 +62,7 @@ class Strided(MaskedDecoder):
 
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws a partition of each window's; calls nothing."""
-        return super().init(params, request, knobs, self.shape[0])
+        return self.fill(request, self.shape[0], knobs)
 
     def step(
         self, params: Any, state: MaskedState, knobs: MaskedKnobs
