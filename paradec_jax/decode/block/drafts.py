@@ -76,9 +76,9 @@ class DraftedCanvas(HeadCanvas):
         # A complete canvas is read in any case, to be stored.
         goes_on = ride & window(self.inside, self.cached + self.block, self.block)[:, :1]
         carries = jnp.concatenate([running, drafted & goes_on & running], axis=1)
-        complete = carries & ~jnp.any(left, axis=2)
-        reads = jnp.any(left, axis=2) | complete
-        return Candidates(jnp.stack(tokens, axis=1), left, exists, reads, complete)
+        some = jnp.any(left, axis=2)
+        complete = carries & ~some
+        return Candidates(jnp.stack(tokens, axis=1), left, exists, some | complete, complete)
 
     def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
         """The canvas with new drafts."""

@@ -153,7 +153,7 @@ class ResidualSpeculative(HeadDecoder):
         text, drafts = state.text, []
         for k in range(self.candidates - 1):
             # d = MRP(C_k, a), a <- a + d: the newest scores, corrected for what was just revealed.
-            asks, drafted = jnp.any(masked, axis=1), text if drafts else None
+            asks, drafted = jnp.any(masked, axis=1), text if k > 0 else None
             residual, state = ask_head(self, params, state, newest, asks, drafted)
             newest = dataclasses.replace(newest, hidden=newest.hidden + residual)
             # D_{k+1} = pi(C_k, U a): same rule, same number of the step, same noise.
@@ -176,7 +176,7 @@ def verify(
       The canvas with counts; the call; pi of each state and, with `fuse`, of the next block; n, the
       number of leading drafts that are such steps.
     """
-    block, count = state.block, states.tokens.shape[1]
+    count = states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     tokens, reads, follows = states.tokens, states.reads, complete if fuse else None
     state, call = read_states(decoder, params["network"], state, tokens, reads, clean, follows)
@@ -186,13 +186,12 @@ def verify(
     at = jnp.broadcast_to(state.cached[:, None], step.shape)
     known = jax.vmap(state.aligned, 1, 1)(call.each[:, :count]), states.masked, at, step
     if fuse:
-        after = state.after_block(complete, block, entry_of(call.each, clean)[:, -1:])
+        after = state.after_block(complete, state.block, entry_of(call.each, clean)[:, -1:])
         opened = after.aligned(call.each[:, -1]), after.masked(complete), after.cached, after.step
         known = jax.tree.map(lambda x, y: jnp.append(x, y[:, None], axis=1), known, opened)
     hidden, *rest = known
-    logits = decoder.network.logits(params["network"], hidden)
     choose = jax.vmap(lambda *of_state: decoder.choose(*of_state, state.rows, knobs), 1, 1)
-    choices = choose(logits, *rest)
+    choices = choose(decoder.network.logits(params["network"], hidden), *rest)
 
     # A draft is right if it is what pi makes of the state before it, and all drafts before it are.
     made, tokens = choices.where[:, : count - 1], choices.tokens[:, : count - 1]

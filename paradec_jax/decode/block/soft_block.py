@@ -34,7 +34,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
@@ -114,10 +113,7 @@ class SoftBlock(BlockDecoder):
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftBlockKnobs
     rules: ClassVar[tuple[str, ...]] = ("dynamic", "threshold")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, relaxation=RELAXATIONS)
+    WORDS = {**BlockDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their
@@ -159,8 +155,8 @@ class SoftBlock(BlockDecoder):
         free = select.top(choice.scores, masked, count)
         bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
         excess = jnp.log(jnp.maximum(bound, LEAST)) - jnp.log(jnp.maximum(doubt, LEAST))
-        gate = jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))
-        gate = jnp.where(masked, gate, 0.0)
+        past = jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))
+        gate = jnp.where(masked, past, 0.0)
         before = window(state.survival, at, block)
         staying = jnp.where(masked, before, 0.0)
         after = before * (1 - gate)

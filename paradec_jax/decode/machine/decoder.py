@@ -73,7 +73,7 @@ class DecoderBase(abc.ABC):
     calls a network on a window whose past it keeps, `windowed` where a sequence may be longer than
     the networks were built for, and `further_networks`, the names of fields that hold networks
     beside `network`. `BOUNDS` has ranges of numbers that count no positions, see
-    `config.bounds.check_numbers`.
+    `config.bounds.check_numbers`, `WORDS` the words that a field may be.
 
     Attributes:
       network: the network; may be bound later.
@@ -102,12 +102,13 @@ class DecoderBase(abc.ABC):
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
     BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
+    WORDS = {"top_p_rule": TOP_P_RULES}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         check_numbers(
             type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST)
         )
-        check_words(self, top_p_rule=TOP_P_RULES)
+        check_words(self, **self.WORDS)
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:

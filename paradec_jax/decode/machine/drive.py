@@ -215,11 +215,8 @@ def stream(
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     while True:
-        if (
-            interrupt is not None
-            and (rows := interrupt(readable(state))) is not None
-            and np.any(rows)
-        ):
+        rows = None if interrupt is None else interrupt(readable(state))
+        if rows is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info

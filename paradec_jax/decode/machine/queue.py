@@ -117,21 +117,14 @@ def _serve(
         owners[ended] = -1
         owners[ended[: len(fresh)]] = fresh
         if fresh:
-            state = _admit(axes, state, np.asarray(fresh), ended[: len(fresh)], start)
+            # They are read in one call of a power-of-two batch: the last one fills it up, written
+            # to the same row again.
+            more = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
+            places = np.pad(ended[: len(fresh)], (0, more), mode="edge").astype(np.int32)
+            state = _place(axes, state, start(np.pad(fresh, (0, more), mode="edge")), places)
     ordered = [results[i] for i in range(request.batch)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
     return QueueResult(decoded, steps, busy / max(steps * rows, 1))
-
-
-def _admit(
-    axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]
-) -> Any:
-    """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
-    # The last prompt fills the batch up, written to the same row again.
-    padding = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
-    fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
-    places = np.concatenate([places, np.repeat(places[-1:], padding)])
-    return _place(axes, state, start(fresh), np.asarray(places, np.int32))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

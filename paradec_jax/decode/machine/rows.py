@@ -226,7 +226,7 @@ def begin(
         reason=zeros + jnp.where(start >= limit, int(Reason.BUDGET), int(Reason.RUNNING)),
         keys=request.keys,
         stop=request.stop,
-        counts=dict.fromkeys(dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters)), zeros + 0),
+        counts=dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters), zeros + 0),
         fixed=fixed,
         log_probs=jnp.zeros(tokens.shape, jnp.float32) if log_probs else None,
         recorded=request.recorded,

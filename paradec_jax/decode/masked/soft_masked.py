@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
@@ -79,10 +78,7 @@ class SoftMasked(MaskedDecoder):
     _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftMaskedKnobs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, relaxation=RELAXATIONS)
+    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
