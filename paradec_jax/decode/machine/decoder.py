@@ -102,7 +102,7 @@ class DecoderBase(abc.ABC):
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
     BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
-    WORDS = {"top_p_rule": TOP_P_RULES}  # noqa: RUF012
+    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"top_p_rule": TOP_P_RULES}
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -298,8 +298,9 @@ class DecoderBase(abc.ABC):
         """Reads the prompts in one call and commits the token that each predicts; otherwise as
         `prefill_ahead`.
         """
-        nothing = request.tokens[:, :0]
-        rows, cache, out = self.prefill_ahead(params, request, nothing, scratch, network, **latents)
+        rows, cache, out = self.prefill_ahead(
+            params, request, request.tokens[:, :0], scratch, network, **latents
+        )
         rows = rows.spend(out.counts, request.lengths)
         rows, _ = self.commit_next(params, rows, out.hidden, knobs)
         return rows, cache, out

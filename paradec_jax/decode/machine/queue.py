@@ -103,7 +103,7 @@ def _serve(
         done, owned = np.asarray(gathered(decoder.done(state))), owners >= 0
         # A row was running in all of these steps unless it stopped, which its count of calls tells.
         calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
-        share = np.where(done, calls / max(int(calls[owned].max(initial=0)), 1), 1.0)
+        share = np.where(done, calls / max(calls[owned].max(initial=0), 1), 1.0)
         busy += round(float((share * owned).sum()) * int(did))
         ended = np.flatnonzero(done & owned)
         if not len(ended):

@@ -223,7 +223,7 @@ def begin(
         prompt_lengths=start,
         length=start + 0,
         limit=limit,
-        reason=zeros + jnp.where(start >= limit, int(Reason.BUDGET), int(Reason.RUNNING)),
+        reason=zeros + jnp.where(start >= limit, Reason.BUDGET, Reason.RUNNING),
         keys=request.keys,
         stop=request.stop,
         counts=dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters), zeros + 0),

@@ -78,7 +78,7 @@ class SoftMasked(MaskedDecoder):
     _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftMaskedKnobs
-    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
+    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
@@ -99,9 +99,13 @@ class SoftMasked(MaskedDecoder):
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a
         # softmax of the scores.
         def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
-            keys = state.rows.keys
             noised = noisy(
-                logits, positions, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+                logits,
+                positions,
+                state.rows.keys,
+                knobs,
+                top_p_rule=self.top_p_rule,
+                greedy=self.greedy,
             )
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
             return tokens, relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
