@@ -113,7 +113,7 @@ class SoftBlock(BlockDecoder):
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftBlockKnobs
     rules: ClassVar[tuple[str, ...]] = ("dynamic", "threshold")
-    WORDS = {**BlockDecoder.WORDS, "relaxation": RELAXATIONS}
+    WORDS = {**BlockDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their

@@ -78,7 +78,7 @@ class SoftMasked(MaskedDecoder):
     _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftMaskedKnobs
-    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}
+    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
