@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.head import HeadCanvas
 from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.rules.windows import put, shift, window
+from paradec_jax.decode.rules.windows import window
 
 
 @jax.tree_util.register_dataclass
@@ -60,11 +60,8 @@ class DraftedCanvas(HeadCanvas):
     @property
     def drafts(self) -> Int[Array, "B S"]:
         """Tokens revealed after a gap or drafted for the next call, from `length` on; -1 else."""
-        within = jnp.arange(self.shown.shape[1]) < self.rows.limit[:, None]
-        known = jnp.where(self.shown, self.rows.tokens, -1)
-        guessed = self.candidates(ride=False).tokens[:, -1]
-        known = put(known, guessed, self.cached, jnp.any(self.where, axis=1))
-        return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
+        guessed, where = self.candidates(ride=False).tokens[:, -1], jnp.any(self.where, axis=1)
+        return super(DraftedCanvas, self.show(guessed, where, self.cached)).drafts
 
     def candidates(self, ride: bool) -> Candidates:
         """The states that drafts make; `ride` reads a complete draft where a block follows."""
@@ -79,9 +76,9 @@ class DraftedCanvas(HeadCanvas):
         # A complete canvas is read in any case, to be stored.
         goes_on = ride & window(self.inside, self.cached + self.block, self.block)[:, :1]
         carries = jnp.concatenate([running, drafted & goes_on & running], axis=1)
-        complete = carries & ~jnp.any(left, axis=2)
-        reads = jnp.any(left, axis=2) | complete
-        return Candidates(jnp.stack(tokens, axis=1), left, exists, reads, complete)
+        some = jnp.any(left, axis=2)
+        complete = carries & ~some
+        return Candidates(jnp.stack(tokens, axis=1), left, exists, some | complete, complete)
 
     def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
         """The canvas with new drafts."""

@@ -25,7 +25,7 @@ from paradec_jax.decode.block.reading import fresh
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
 from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, knob
+from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.shapes import on_smallest
@@ -48,8 +48,8 @@ class HeadKnobs(DenoisingKnobs):
         None never does.
     """
 
-    head_threshold: Float[Array, ""] | float | None = knob(None, NOT_NEGATIVE, unset=0.0)
-    enough: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED)
+    head_threshold: Number | None = knob(None, NOT_NEGATIVE, unset=0.0)
+    enough: Whole | None = knob(None, COUNT, unset=UNLIMITED)
 
     def asks(self, revealed: Bool[Array, "B W"]) -> Bool[Array, "B"]:
         """Rows in which the network revealed too little to do without the head."""

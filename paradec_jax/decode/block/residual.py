@@ -99,7 +99,7 @@ class Residual(HeadDecoder):
         self, params: Any, state: HeadCanvas, call: BlockRead, knobs: HeadKnobs
     ) -> tuple[HeadCanvas, Denoised]:
         """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
-        network, before, newest = self.network, state, call
+        before, newest = state, call
         # Round 0, by the scores z of the network itself.
         state, _, choice = self.denoise(params["network"], state, call, knobs)
         state, rounds = state.with_choice(choice), [choice]
@@ -115,7 +115,7 @@ class Residual(HeadDecoder):
             hidden = newest.hidden + residual if self.mix == "sum" else residual
             newest = dataclasses.replace(newest, hidden=hidden)
             # g = U a: logits of the corrected states, of which the rule reveals some.
-            logits = network.logits(params["network"], state.aligned(hidden))
+            logits = self.network.logits(params["network"], state.aligned(hidden))
             step = before.step + k * self.block
             choice = knobs.sure(
                 self.choose(

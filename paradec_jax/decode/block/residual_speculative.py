@@ -105,8 +105,7 @@ class ResidualSpeculative(HeadDecoder):
         state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         state, call = read_prompt(self, params["network"], state, request, self.fuse_prompt)
         state, _, choice = self.denoise(params["network"], state, call, knobs)
-        going = call.reads & knobs.asks(choice.where)
-        return self._draft(params, state.with_choice(choice), call, going, knobs)
+        return self._draft(params, state.with_choice(choice), call, choice.where, knobs)
 
     def step(
         self, params: Any, state: DraftedCanvas, knobs: HeadKnobs
@@ -136,8 +135,7 @@ class ResidualSpeculative(HeadDecoder):
         state = state.store(self.network, newest, steps.tokens.reshape(len(at), -1), count)
 
         # The head drafts on, from the newest scores.
-        going = newest.reads & knobs.asks(entry_of(made, n) | first.where)
-        state = self._draft(params, state, newest, going, knobs)
+        state = self._draft(params, state, newest, entry_of(made, n) | first.where, knobs)
         return state, Verified(at, step, states, steps, n, stored, follows)
 
     def _draft(
@@ -145,11 +143,14 @@ class ResidualSpeculative(HeadDecoder):
         params: Any,
         state: DraftedCanvas,
         newest: BlockRead,
-        going: Bool[Array, "B"],
+        revealed: Bool[Array, "B W"],
         knobs: HeadKnobs,
     ) -> DraftedCanvas:
-        """The canvas with drafts of the K - 1 steps after it, in rows that go on."""
-        text, masked, drafts = state.text, state.masked(going), []
+        """The canvas with drafts of the K - 1 steps after it, in rows in which the network's newest
+        step has revealed too little.
+        """
+        masked = state.masked(newest.reads & knobs.asks(revealed))
+        text, drafts = state.text, []
         for k in range(self.candidates - 1):
             # d = MRP(C_k, a), a <- a + d: the newest scores, corrected for what was just revealed.
             asks, drafted = jnp.any(masked, axis=1), text if k > 0 else None
@@ -175,7 +176,7 @@ def verify(
       The canvas with counts; the call; pi of each state and, with `fuse`, of the next block; n, the
       number of leading drafts that are such steps.
     """
-    block, count = state.block, states.tokens.shape[1]
+    count = states.tokens.shape[1]
     clean, complete = jnp.argmax(states.complete, axis=1), jnp.any(states.complete, axis=1)
     tokens, reads, follows = states.tokens, states.reads, complete if fuse else None
     state, call = read_states(decoder, params["network"], state, tokens, reads, clean, follows)
@@ -185,13 +186,12 @@ def verify(
     at = jnp.broadcast_to(state.cached[:, None], step.shape)
     known = jax.vmap(state.aligned, 1, 1)(call.each[:, :count]), states.masked, at, step
     if fuse:
-        after = state.after_block(complete, block, entry_of(call.each, clean)[:, -1:])
+        after = state.after_block(complete, state.block, entry_of(call.each, clean)[:, -1:])
         opened = after.aligned(call.each[:, -1]), after.masked(complete), after.cached, after.step
         known = jax.tree.map(lambda x, y: jnp.append(x, y[:, None], axis=1), known, opened)
     hidden, *rest = known
-    logits = decoder.network.logits(params["network"], hidden)
     choose = jax.vmap(lambda *of_state: decoder.choose(*of_state, state.rows, knobs), 1, 1)
-    choices = choose(logits, *rest)
+    choices = choose(decoder.network.logits(params["network"], hidden), *rest)
 
     # A draft is right if it is what pi makes of the state before it, and all drafts before it are.
     made, tokens = choices.where[:, : count - 1], choices.tokens[:, : count - 1]

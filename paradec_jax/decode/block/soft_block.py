@@ -32,15 +32,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, quota, threshold_at
-from paradec_jax.decode.machine.knobs import POSITIVE, knob
+from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.rules import select
@@ -61,8 +59,8 @@ class SoftBlockKnobs(DenoisingKnobs):
       gate_temperature: width of the gate, in units of log doubt, above 0.
     """
 
-    token_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
-    gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
+    token_temperature: Number = knob(1.0, POSITIVE)
+    gate_temperature: Number = knob(0.5, POSITIVE)
 
 
 @jax.tree_util.register_dataclass
@@ -115,17 +113,14 @@ class SoftBlock(BlockDecoder):
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftBlockKnobs
     rules: ClassVar[tuple[str, ...]] = ("dynamic", "threshold")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, relaxation=RELAXATIONS)
+    WORDS = {**BlockDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their
         tokens'.
         """
         hard, table = fresh(self, request), self.network.embedding(params)
-        offsets = given_offsets(type(self).__name__, request, table, hard.shown)
+        offsets = given_offsets(self, request, table, hard.shown)
         survival = jnp.ones(hard.shown.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
         vectors = table[state.rows.tokens] + state.offsets
@@ -155,7 +150,13 @@ class SoftBlock(BlockDecoder):
         new, logits, choice = self.denoise(params, state, call, knobs)
         info, new = Denoised.of(state, call, choice), new.with_choice(choice)
 
-        gate = jnp.where(masked, self._gate(choice, masked, step, knobs), 0.0)
+        # How far each position is past the threshold: 1/2 at it, 1 where it is revealed in any case.
+        count = 1 if self.rule == "threshold" else quota(block, step, knobs)
+        free = select.top(choice.scores, masked, count)
+        bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
+        excess = jnp.log(jnp.maximum(bound, LEAST)) - jnp.log(jnp.maximum(doubt, LEAST))
+        past = jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))
+        gate = jnp.where(masked, past, 0.0)
         before = window(state.survival, at, block)
         staying = jnp.where(masked, before, 0.0)
         after = before * (1 - gate)
@@ -183,19 +184,3 @@ class SoftBlock(BlockDecoder):
             survival=put(new.survival, after, place, masked),
         )
         return new, SoftDenoised(**vars(info), staying=staying, leaving=leaving)
-
-    def _gate(
-        self,
-        choice: Choice,
-        masked: Bool[Array, "B W"],
-        step: Int[Array, "B"],
-        knobs: SoftBlockKnobs,
-    ) -> Float[Array, "B W"]:
-        """The degree to which each position is past the threshold; 1/2 at it, 1 where it is
-        revealed in any case.
-        """
-        count = 1 if self.rule == "threshold" else quota(self.block, step, knobs)
-        free = select.top(choice.scores, masked, count)
-        bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
-        excess = jnp.log(jnp.maximum(bound, LEAST)) - jnp.log(jnp.maximum(doubt, LEAST))
-        return jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))

@@ -32,8 +32,10 @@ from paradec_jax.decode.machine.knobs import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    Number,
     SamplingKnobs,
     Scheduled,
+    Whole,
     at_age,
     check_range,
     knob,
@@ -67,16 +69,12 @@ class DenoisingKnobs(SamplingKnobs):
       factor: f; None is 1.
     """
 
-    steps: Int[Array, ""] | int | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
+    steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
     threshold: Scheduled | None = knob(
         None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
     )
-    entropy: Float[Array, ""] | float | None = knob(
-        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",))
-    )
-    factor: Float[Array, ""] | float | None = knob(
-        None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",))
-    )
+    entropy: Number | None = knob(None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",)))
+    factor: Number | None = knob(None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",)))
 
 
 def quota(
@@ -114,7 +112,7 @@ class RuledDecoder(DecoderBase):
     @property
     def block(self) -> int:
         """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self)
+        return block_of(self, getattr(self, "length", None))
 
     @property
     def origin(self) -> str:
@@ -227,11 +225,6 @@ class BlockDecoder(RuledDecoder):
         check_words(self, rule=self.rules)
         score.check_confidence(self)
 
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
-
     def knobs(self, knobs: Any) -> Any:
         """As of every decoder; more steps than a block has positions are refused, too."""
         knobs, most = super().knobs(knobs), self.block
@@ -257,8 +250,9 @@ def block_of(decoder: Any, length: int | None = None) -> int:
             f"{network.visibility!r}"
         )
     served = getattr(network, "blocks", (network.block,))
-    if length is not None and length not in served:
+    length = network.block if length is None else length
+    if length not in served:
         raise ValueError(
             f"the checkpoint serves blocks of {', '.join(map(str, served))}, as it was trained, not of {length}"
         )
-    return network.block if length is None else length
+    return length

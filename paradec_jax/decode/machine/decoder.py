@@ -73,7 +73,7 @@ class DecoderBase(abc.ABC):
     calls a network on a window whose past it keeps, `windowed` where a sequence may be longer than
     the networks were built for, and `further_networks`, the names of fields that hold networks
     beside `network`. `BOUNDS` has ranges of numbers that count no positions, see
-    `config.bounds.check_numbers`.
+    `config.bounds.check_numbers`, `WORDS` the words that a field may be.
 
     Attributes:
       network: the network; may be bound later.
@@ -102,12 +102,13 @@ class DecoderBase(abc.ABC):
     windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
     BOUNDS = {"chunk": (1, MOST)}  # noqa: RUF012
+    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"top_p_rule": TOP_P_RULES}
 
     def __post_init__(self) -> None:
         check_numbers(
             type(self), vars(self), self.BOUNDS, getattr(self.network, "max_length", MOST)
         )
-        check_words(self, top_p_rule=TOP_P_RULES)
+        check_words(self, **self.WORDS)
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
@@ -152,13 +153,24 @@ class DecoderBase(abc.ABC):
     @property
     def networks(self) -> dict[str, Any]:
         """Every network by its field; a word in the place of a further one says that none runs."""
-        networks = {name: getattr(self, name) for name in ("network", *self.further_networks)}
-        return {name: network for name, network in networks.items() if not isinstance(network, str)}
+        names = "network", *self.further_networks
+        return {name: x for name in names if not isinstance(x := getattr(self, name), str)}
 
     @property
     def mask(self) -> int:
-        """The checkpoint's mask token. Raises ValueError where it has none."""
-        return check_mask(self.spec.mask, self.network.vocab_size)
+        """The checkpoint's mask token. Raises ValueError where it has none, or one that the network
+        does not know.
+        """
+        mask, vocab_size = self.spec.mask, self.network.vocab_size
+        if mask is None:
+            raise ValueError(
+                "a canvas is filled with the mask token, but the checkpoint's token spec has none"
+            )
+        if not 0 <= mask < vocab_size:
+            raise ValueError(
+                f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}"
+            )
+        return mask
 
     def limits(self) -> tuple[int, int]:
         """S, and the longest sequence that the networks were built for (any, where they see windows
@@ -193,14 +205,13 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{name} appends tokens, so it cannot fill the holes that given leaves"
             )
-        if self.any_order:
-            check_mask(self.spec.mask, self.network.vocab_size)
+        mask = self.mask if self.any_order else None
         if isinstance(request.lengths, jax.core.Tracer):
             return
         if not isinstance(request.tokens, jax.core.Tracer):
             given = check_tokens(request, self.network.vocab_size)
-            if self.any_order:
-                check_canvas(request, given, self.mask, self.spec.alignment)
+            if mask is not None:
+                check_canvas(request, given, mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -287,8 +298,9 @@ class DecoderBase(abc.ABC):
         """Reads the prompts in one call and commits the token that each predicts; otherwise as
         `prefill_ahead`.
         """
-        nothing = request.tokens[:, :0]
-        rows, cache, out = self.prefill_ahead(params, request, nothing, scratch, network, **latents)
+        rows, cache, out = self.prefill_ahead(
+            params, request, request.tokens[:, :0], scratch, network, **latents
+        )
         rows = rows.spend(out.counts, request.lengths)
         rows, _ = self.commit_next(params, rows, out.hidden, knobs)
         return rows, cache, out
@@ -317,10 +329,8 @@ class DecoderBase(abc.ABC):
           each last prompt position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
-        rows, cache = (
-            self.begin(request, scratch),
-            self.empty_cache(request, self.size + scratch, **latents),
-        )
+        rows = self.begin(request, scratch)
+        cache = self.empty_cache(request, self.size + scratch, **latents)
         count = ahead.shape[1]
         insert = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
@@ -406,19 +416,6 @@ class DecoderBase(abc.ABC):
         logits = self.network.logits(params, hidden)
         token = self.sample(logits, rows.length[:, None], rows, knobs)
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
-
-
-def check_mask(mask: int | None, vocab_size: int) -> int:
-    """The mask token of a canvas; none, or one that the network does not know, raises ValueError."""
-    if mask is None:
-        raise ValueError(
-            "a canvas is filled with the mask token, but the checkpoint's token spec has none"
-        )
-    if not 0 <= mask < vocab_size:
-        raise ValueError(
-            f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}"
-        )
-    return mask
 
 
 def check_tokens(request: Request, vocab_size: int) -> np.ndarray:

@@ -215,11 +215,8 @@ def stream(
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     while True:
-        if (
-            interrupt is not None
-            and (rows := interrupt(readable(state))) is not None
-            and np.any(rows)
-        ):
+        rows = None if interrupt is None else interrupt(readable(state))
+        if rows is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
@@ -245,10 +242,7 @@ def _interrupt(decoder: DecoderBase, state: Any, rows: Any) -> Any:
     return placed(decoder.interrupt(state, rows))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def finish(decoder: DecoderBase, state: Any) -> Decoded:
-    """The result so far, `decoder.finish(state)` in one program."""
-    return decoder.finish(state)
+finish = jax.jit(DecoderBase.finish, static_argnums=0)  # the result so far, in one program
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

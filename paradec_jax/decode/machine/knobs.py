@@ -4,7 +4,6 @@ them works.
 
 import dataclasses
 import functools
-import inspect
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.sampling import TINY
 
 UNLIMITED = np.iinfo(np.int32).max
+Number, Whole = Float[Array, ""] | float, Int[Array, ""] | int
 Scheduled = Float[Array, "..."] | float  # a number, or a schedule [K] of one for each age
 
 
@@ -67,14 +67,12 @@ class SamplingKnobs:
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
     """
 
-    temperature: Float[Array, ""] | float = knob(0.0, NOT_NEGATIVE)
-    top_k: Int[Array, ""] | int | None = knob(
+    temperature: Number = knob(0.0, NOT_NEGATIVE)
+    top_k: Whole | None = knob(
         None, Range(COUNT.holds, "at least 1 (None keeps all tokens)"), unset=UNLIMITED
     )
-    top_p: Float[Array, ""] | float = knob(
-        1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
-    )
-    min_p: Float[Array, ""] | float = knob(0.0, SHARE)
+    top_p: Number = knob(1.0, Range(lambda x: (x > 0) & (x <= 1), "above 0 and at most 1"))
+    min_p: Number = knob(0.0, SHARE)
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
@@ -94,7 +92,7 @@ class RepetitionKnobs(SamplingKnobs):
         1 changes nothing. Log-probabilities that are kept are those without it.
     """
 
-    repetition_penalty: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    repetition_penalty: Number = knob(1.0, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
@@ -124,9 +122,7 @@ def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
     """What each knob may be, by its annotation: `int` for a whole number, words, an array of some
     shape.
     """
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        hints |= inspect.get_annotations(base, eval_str=True)
+    hints = typing.get_type_hints(kind)
     return {
         f.name: typing.get_args(hints[f.name]) or (hints[f.name],) for f in dataclasses.fields(kind)
     }
@@ -158,24 +154,19 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
       ValueError: what is no number of its field's kind, what 32 bits cannot hold, NaN, and an array
         where one number for all rows is wanted; values out of their range, by `check`.
     """
-    fields = dataclasses.fields(knobs)
-    arrays = {
-        field.name: _array(type(knobs), field, getattr(knobs, field.name)) for field in fields
-    }
+    arrays, options_of = {}, alternatives(knobs.__class__)
+    for field in dataclasses.fields(knobs):
+        name, unset = field.name, field.metadata.get("unset")
+        options, value = options_of[name], getattr(knobs, name)
+        if value is None and type(None) in options:
+            value = unset(decoder) if callable(unset) else unset
+        arrays[name] = _array(name, options, value)
     knobs.check()
-    for field in fields:
-        unset = field.metadata.get("unset")
-        if arrays[field.name] is None and unset is not None:
-            arrays[field.name] = _array(
-                type(knobs), field, unset(decoder) if callable(unset) else unset
-            )
     return dataclasses.replace(knobs, **arrays)
 
 
-def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
+def _array(name: str, options: tuple[Any, ...], value: Any) -> Any:
     """A field's value as an array of the dtype that it has in a program; None as it is."""
-    name = field.name
-    options = alternatives(kind)[name]
     optional = type(None) in options
     # Words may stand for the numbers 0, 1, ..
     words = next(

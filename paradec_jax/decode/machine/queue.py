@@ -68,10 +68,8 @@ def serve(
     check_number("rows", rows)
     check_number("every", every)
     mesh, request, knobs = drive.checked(decoder, params, request, knobs)
-    request, take = (
-        gathered(request),
-        jax.jit(Request.take) if shared(request.tokens) else Request.take,
-    )
+    take = jax.jit(Request.take) if shared(request.tokens) else Request.take
+    request = gathered(request)
 
     def start(which: Any) -> Any:
         some, _ = over_processes(mesh, params, take(request, which), None)
@@ -93,11 +91,8 @@ def _serve(
     """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their
     numbers.
     """
-    # the prompt in each row
-    axes, owners = (
-        _batch_axes(decoder, params, request, knobs),
-        np.arange(rows),
-    )
+    axes = _batch_axes(decoder, params, request, knobs)
+    owners = np.arange(rows)  # the prompt in each row
     waiting = list(range(rows, request.batch))
     results: dict[int, Decoded] = {}
     state, steps, busy = start(np.arange(rows)), 0, 0
@@ -105,9 +100,12 @@ def _serve(
         before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
         state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
-        done = np.asarray(gathered(decoder.done(state)))
-        busy += _row_steps(state, before, int(did), done, owners >= 0)
-        ended = np.flatnonzero(done & (owners >= 0))
+        done, owned = np.asarray(gathered(decoder.done(state))), owners >= 0
+        # A row was running in all of these steps unless it stopped, which its count of calls tells.
+        calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
+        share = np.where(done, calls / max(calls[owned].max(initial=0), 1), 1.0)
+        busy += round(float((share * owned).sum()) * int(did))
+        ended = np.flatnonzero(done & owned)
         if not len(ended):
             continue
         finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
@@ -119,31 +117,14 @@ def _serve(
         owners[ended] = -1
         owners[ended[: len(fresh)]] = fresh
         if fresh:
-            state = _admit(axes, state, np.asarray(fresh), ended[: len(fresh)], start)
+            # They are read in one call of a power-of-two batch: the last one fills it up, written
+            # to the same row again.
+            more = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
+            places = np.pad(ended[: len(fresh)], (0, more), mode="edge").astype(np.int32)
+            state = _place(axes, state, start(np.pad(fresh, (0, more), mode="edge")), places)
     ordered = [results[i] for i in range(request.batch)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
     return QueueResult(decoded, steps, busy / max(steps * rows, 1))
-
-
-def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
-    """Steps that rows were running: all of them unless a row stopped, which its count of calls
-    tells.
-    """
-    calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
-    longest = max(int(calls[owned].max(initial=0)), 1)
-    share = np.where(done, calls / longest, 1.0)
-    return round(float((share * owned).sum()) * did)
-
-
-def _admit(
-    axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]
-) -> Any:
-    """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
-    # The last prompt fills the batch up, written to the same row again.
-    padding = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
-    fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
-    places = np.concatenate([places, np.repeat(places[-1:], padding)])
-    return _place(axes, state, start(fresh), np.asarray(places, np.int32))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

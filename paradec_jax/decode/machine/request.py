@@ -29,10 +29,10 @@ class RecordedDraws:
         """The record of some rows of a request: that of all rows, but for the fields that `per_row`
         names.
         """
-        fields = {name: getattr(self, name) for name in self.per_row}
-        return dataclasses.replace(
-            self, **{name: x[rows] for name, x in fields.items() if x is not None}
+        taken = jax.tree.map(
+            lambda x: x[rows], {name: getattr(self, name) for name in self.per_row}
         )
+        return dataclasses.replace(self, **taken)
 
 
 @jax.tree_util.register_dataclass
@@ -76,10 +76,9 @@ class Request:
     def take(self, rows: Any) -> "Request":
         """Some rows of the request."""
         rows = jnp.asarray(rows)
+        recorded = None if self.recorded is None else self.recorded.take(rows)
         taken = jax.tree.map(lambda x: x[rows], dataclasses.replace(self, recorded=None))
-        return dataclasses.replace(
-            taken, recorded=None if self.recorded is None else self.recorded.take(rows)
-        )
+        return dataclasses.replace(taken, recorded=recorded)
 
 
 def make_request(
@@ -151,19 +150,11 @@ def make_request(
         )
     # Placed on the device without a program of its own for each shape, which `jnp.asarray` would
     # compile.
-    placed = jax.device_put(
-        (
-            tokens,
-            lengths.astype(np.int32),
-            budgets,
-            np.broadcast_to(stops, (batch, len(stops))),
-            given if holes.any() else None,
-        ),
-        may_alias=False,
-    )
+    stops = np.broadcast_to(stops, (batch, len(stops)))
+    arrays = tokens, lengths.astype(np.int32), budgets, stops, given if holes.any() else None
+    tokens, lengths, budgets, stops, given = jax.device_put(arrays, may_alias=False)
     if keys is None:
         keys = keys_of(seed_words(seed), np.arange(batch, dtype=np.int32))
-    tokens, lengths, budgets, stops, given = placed
     return Request(tokens, lengths, budgets, keys, stops, given, recorded)
 
 

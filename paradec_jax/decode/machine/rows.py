@@ -112,9 +112,8 @@ class Rows:
         last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
         stopped = is_stop(last, self.stop)[:, 0] & (count > 0)
         where = jnp.arange(tokens.shape[1]) < count[:, None]
-        return self._moved(
-            self.length + count, stopped, self._written(tokens, where, self.length, log_probs)
-        )
+        rows = self.write(tokens, where, self.length, log_probs)
+        return rows._moved(self.length + count, stopped)
 
     def write(
         self,
@@ -129,7 +128,11 @@ class Rows:
         where = where & ~self.done[:, None]
         if self.fixed is not None:
             where = where & ~window(self.fixed, at, tokens.shape[1])
-        return dataclasses.replace(self, **self._written(tokens, where, at, log_probs))
+        likely = self.log_probs
+        if likely is not None and log_probs is not None:
+            likely = put(likely, log_probs, at, where)
+        tokens = put(self.tokens, tokens, at, where)
+        return dataclasses.replace(self, tokens=tokens, log_probs=likely)
 
     def settle(self, final: Bool[Array, "B S"]) -> "Rows":
         """Commits the leading run of final positions; budget and stop tokens cut it as `commit`
@@ -143,16 +146,12 @@ class Rows:
         hits = is_stop(self.tokens, self.stop) & fresh
         stopped = jnp.any(hits, axis=1)
         length = jnp.where(stopped, jnp.argmax(hits, axis=1) + 1, run).astype(jnp.int32)
-        return self._moved(jnp.where(self.done, self.length, length), stopped, {})
+        return self._moved(jnp.where(self.done, self.length, length), stopped)
 
     def interrupt(self, rows: Bool[Array, "B"]) -> "Rows":
         """Stops running rows at the caller's word, for instance because a stop string has appeared."""
-        return dataclasses.replace(
-            self,
-            reason=jnp.where(rows & ~self.done, Reason.CALLER, self.reason).astype(
-                self.reason.dtype
-            ),
-        )
+        reason = jnp.where(rows & ~self.done, Reason.CALLER, self.reason)
+        return dataclasses.replace(self, reason=reason.astype(self.reason.dtype))
 
     def completions(self) -> list[list[int]]:
         """The tokens generated so far, as lists, on the host."""
@@ -177,20 +176,10 @@ class Rows:
             fixed=None if self.fixed is None else self.fixed[:, : self.size],
         )
 
-    def _written(
-        self, tokens: Array, where: Array, at: Array, log_probs: Array | None
-    ) -> dict[str, Any]:
-        kept = self.log_probs
-        if kept is not None and log_probs is not None:
-            kept = put(kept, log_probs, at, where)
-        return {"tokens": put(self.tokens, tokens, at, where), "log_probs": kept}
-
-    def _moved(self, length: Array, stopped: Array, written: dict[str, Any]) -> "Rows":
+    def _moved(self, length: Array, stopped: Array) -> "Rows":
         over = jnp.where(length >= self.limit, Reason.BUDGET, Reason.RUNNING)
         reason = jnp.where(self.done, self.reason, jnp.where(stopped, Reason.STOP, over))
-        return dataclasses.replace(
-            self, length=length, reason=reason.astype(self.reason.dtype), **written
-        )
+        return dataclasses.replace(self, length=length, reason=reason.astype(self.reason.dtype))
 
 
 def begin(
@@ -234,10 +223,10 @@ def begin(
         prompt_lengths=start,
         length=start + 0,
         limit=limit,
-        reason=zeros + jnp.where(start >= limit, int(Reason.BUDGET), int(Reason.RUNNING)),
+        reason=zeros + jnp.where(start >= limit, Reason.BUDGET, Reason.RUNNING),
         keys=request.keys,
         stop=request.stop,
-        counts=dict.fromkeys(dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters)), zeros + 0),
+        counts=dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters), zeros + 0),
         fixed=fixed,
         log_probs=jnp.zeros(tokens.shape, jnp.float32) if log_probs else None,
         recorded=request.recorded,

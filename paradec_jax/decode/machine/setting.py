@@ -54,9 +54,11 @@ class Setting:
         """Every choice of the decoder and its knobs, for JSON; a further network is None or the
         word in its place.
         """
-        further = {name: getattr(self.decoder, name) for name in self.decoder.further_networks}
-        words = {name: value if isinstance(value, str) else None for name, value in further.items()}
-        decoder = _fields_of(self.decoder, (*UNNAMED, *further))
+        words = {
+            name: value if isinstance(value := getattr(self.decoder, name), str) else None
+            for name in self.decoder.further_networks
+        }
+        decoder = _fields_of(self.decoder, (*UNNAMED, *words))
         cache = {} if self.cache is None else {"cache": self.cache}
         return words | decoder | _fields_of(self.values) | cache
 
@@ -87,7 +89,7 @@ class Setting:
           ValueError: an option that this decoder does not have.
         """
         values, knobs = dict(options), self.values
-        static = {field.name for field in dataclasses.fields(self.decoder)} - {*UNNAMED}
+        static = {field.name for field in dataclasses.fields(self.decoder)}.difference(UNNAMED)
         if "recurrence" in values and "recurrence" not in static and "max_recurrence" in static:
             values["max_recurrence"] = values.pop("recurrence")
         traced = {field.name for field in dataclasses.fields(knobs)}

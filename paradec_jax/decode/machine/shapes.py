@@ -32,10 +32,7 @@ def on_smallest(
     calls = [functools.partial(call, shape) for shape in shapes]
     if bounded:
         return calls[-1]()
-    smallest = calls[-1]
-    if len(calls) > 1:
-        first = jnp.argmax(jnp.all(fits, axis=0))
-        smallest = functools.partial(lax.switch, first, calls)
+    smallest = functools.partial(lax.switch, jnp.argmax(jnp.all(fits, axis=0)), calls)
     return smallest() if needed is None else unless_idle(smallest, needed, calls[-1])
 
 

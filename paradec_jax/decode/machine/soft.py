@@ -1,7 +1,7 @@
 """What soft decoders of canvases share: vectors in place of given tokens."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class SoftGiven(RecordedDraws):
 
 
 def given_offsets(
-    name: str, request: Request, table: Float[Array, "V D"], final: Bool[Array, "B S"]
+    decoder: Any, request: Request, table: Float[Array, "V D"], final: Bool[Array, "B S"]
 ) -> Float[Array, "B S D"]:
     """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read
     where it is given.
@@ -36,6 +36,7 @@ def given_offsets(
       ValueError: recorded numbers, which a soft decoder has no use for.
     """
     if getattr(request.recorded, "uniforms", None) is not None:
+        name = type(decoder).__name__
         raise ValueError(f"{name} draws by its keys, so recorded.uniforms must be None")
     offsets = jnp.zeros((*final.shape, table.shape[1]), table.dtype)
     vectors = getattr(request.recorded, "vectors", None)

@@ -24,7 +24,9 @@ from paradec_jax.decode.machine.knobs import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    Number,
     SamplingKnobs,
+    Whole,
     check_range,
     knob,
 )
@@ -60,10 +62,8 @@ class MaskedKnobs(SamplingKnobs):
         made. How many they are is compiled.
     """
 
-    temperature: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
-    steps: Int[Array, ""] | int | None = knob(
-        None, COUNT, unset=UNLIMITED, needs=("order", GROUPED)
-    )
+    temperature: Number = knob(1.0, NOT_NEGATIVE)
+    steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("order", GROUPED))
     grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
         None, unset=0, needs=("order", GROUPED)
     )

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import POSITIVE, knob
+from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.masked.masked import (
@@ -43,7 +42,7 @@ class SoftMaskedKnobs(MaskedKnobs):
       token_temperature: tau of the mixture that stands for a token, above 0.
     """
 
-    token_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
+    token_temperature: Number = knob(1.0, POSITIVE)
 
 
 @jax.tree_util.register_dataclass
@@ -79,17 +78,12 @@ class SoftMasked(MaskedDecoder):
     _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftMaskedKnobs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, relaxation=RELAXATIONS)
+    WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
-        hard = self.fill(request, 0, knobs)
-        offsets = given_offsets(
-            type(self).__name__, request, self.network.embedding(params), hard.shown
-        )
+        hard, table = self.fill(request, 0, knobs), self.network.embedding(params)
+        offsets = given_offsets(self, request, table, hard.shown)
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
     def step(
@@ -105,9 +99,13 @@ class SoftMasked(MaskedDecoder):
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a
         # softmax of the scores.
         def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
-            keys = state.rows.keys
             noised = noisy(
-                logits, positions, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+                logits,
+                positions,
+                state.rows.keys,
+                knobs,
+                top_p_rule=self.top_p_rule,
+                greedy=self.greedy,
             )
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
             return tokens, relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
