@@ -13,7 +13,7 @@ from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.drafts import DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.block.residual_speculative import Verified, verify
+from paradec_jax.decode.block.residual_speculative import Verified, verify_states
 from paradec_jax.decode.canvas.blocks import BlockRead
 from paradec_jax.decode.canvas.choose import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -121,7 +121,7 @@ class ReleasedSpeculative(RuledDecoder):
         verifies, stored = drafts.exists[:, 1] & ~state.rows.done, state.clean
         reads = (jnp.arange(1 + self.candidates) == 0) | verifies[:, None]
         drafts = dataclasses.replace(drafts, reads=reads & ~state.rows.done[:, None])
-        state, call, choices, right = verify(self, params, state, drafts, False, alone)
+        state, call, choices, right = verify_states(self, params, state, drafts, False, alone)
         # The rows of a batch advance by the least that any of them accepts.
         least = jnp.min(jnp.where(verifies, right, self.candidates))
         accepted = jnp.where(verifies, least, 0)

@@ -114,7 +114,7 @@ class ResidualSpeculative(HeadDecoder):
         # One call on the states C_1 .. C_K of the block, and on the next block after a complete
         # one: pi(C_k), the base decoder's step from each, and n, how many drafts are such steps.
         states, at, step = state.candidates(self.ride), state.cached, state.step
-        state, call, steps, n = verify(self, params, state, states, self.fuse_store, knobs)
+        state, call, steps, n = verify_states(self, params, state, states, self.fuse_store, knobs)
 
         # C_1 .. C_{n + 1} are states of the base decoder, and pi of each is its next step.
         made = steps.where[:, : self.candidates]
@@ -167,7 +167,7 @@ class ResidualSpeculative(HeadDecoder):
         return state.with_drafts(drafts)
 
 
-def verify(
+def verify_states(
     decoder: Any, params: Any, state: DraftedCanvas, states: Candidates, fuse: bool, knobs: Any
 ) -> tuple[DraftedCanvas, TreeCall, Choice, Int[Array, "B"]]:
     """One call on each row's states, and with `fuse` on the block after a complete one.

@@ -150,7 +150,8 @@ class SoftBlock(BlockDecoder):
         new, logits, choice = self.denoise(params, state, call, knobs)
         info, new = Denoised.of(state, call, choice), new.with_choice(choice)
 
-        # How far each position is past the threshold: 1/2 at it, 1 where it is revealed in any case.
+        # How far each position is past the threshold: 1/2 at it, 1 where it is revealed in any
+        # case.
         count = 1 if self.rule == "threshold" else quota(block, step, knobs)
         free = select.top(choice.scores, masked, count)
         bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
