@@ -209,10 +209,11 @@ def _cast(params: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
     flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
     leaves, dtypes = [leaf for _, leaf in flat], [wanted(*each) for each in flat]
     others = [i for i, leaf in enumerate(leaves) if dtypes[i] != leaf.dtype]
-    if others:
-        cast = _astype([leaves[i] for i in others], tuple(dtypes[i] for i in others))
-        for i, leaf in zip(others, cast, strict=True):
-            leaves[i] = leaf
+    if not others:
+        return dict(params)
+    cast = _astype([leaves[i] for i in others], tuple(dtypes[i] for i in others))
+    for i, leaf in zip(others, cast, strict=True):
+        leaves[i] = leaf
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -157,8 +157,8 @@ def test_decoding_traces_one_layer_for_all(name, monkeypatch):
     monkeypatch.setattr(PreNormBlock, "__call__", lambda *args: calls.append(1) or usual(*args))
     shared = program()
     assert len(calls) == 1 < network.config.layers
-    one_by_one = lambda call, x, block, layers, own: in_turn(  # noqa: E731
-        call, x, [functools.partial(block.apply, {"params": params}) for params in layers], own
+    one_by_one = lambda call, x, block, layers, given: in_turn(  # noqa: E731
+        call, x, [functools.partial(block.apply, {"params": params}) for params in layers], given
     )
     monkeypatch.setattr(transformer, "traced_once", one_by_one)
     assert program() == shared and len(calls) == 1 + network.config.layers
