@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockRead
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.shapes import unless_idle
 from paradec_jax.decode.rules.windows import where_rows, window
@@ -23,12 +23,12 @@ from paradec_jax.decode.rules.windows import where_rows, window
 def read_span(
     decoder: Any,
     params: Any,
-    canvas: AnyBlocks,
+    canvas: BlockCanvas,
     at: Int[Array, "B"],
     width: int,
     renews: Bool[Array, "B"],
     visible: Bool[Array, "B *W S"],
-) -> tuple[AnyBlocks, BlockRead]:
+) -> tuple[BlockCanvas, BlockRead]:
     """One call on the whole canvas of rows that renew their cache, and on a window of the others.
 
     A batch may need both; what no running row needs is skipped.
