@@ -123,10 +123,8 @@ def json_line(data: bytes, where: str) -> dict[str, Any] | None:
         value = json.loads(line) if line else None
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error}") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of too many digits, or lists nested too deep
+    # A number of too many digits, or lists nested too deep.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
     if line and not isinstance(value, dict):
         raise ValueError(f"{where} is {value!r:.60}, not an object")

@@ -88,8 +88,8 @@ class ElasticDenoising(RuledDecoder):
     A row of n new positions ends within 1 + 2 (n + B) network calls, B the longest length.
 
     Attributes:
-      lengths: those that it chooses among, ascending, each a multiple of the one before; all that
-        the checkpoint serves when None.
+      lengths: block lengths that it chooses among, ascending, each a multiple of the one before;
+        all that the checkpoint serves when None.
       rule, top_p_rule: as in `BlockDenoising`.
     """
 

@@ -51,12 +51,12 @@ class Options:
         where it exists, when None.
       runs: folder of the runs.
       text: the file that the models were trained on, whose held-out part is the real text.
-      steps: of the samplers.
+      steps: steps of the samplers.
       frontier: steps of the teacher's curves, and of the students all but the most.
-      temperatures: of the teacher's curves and of the rival's.
-      most_temperatures: of the teacher's curve of most steps, which takes longest; `temperatures`
-        when None.
-      student_temperatures: of the students beside the teacher's curves.
+      temperatures: temperatures of the teacher's curves and of the rival's.
+      most_temperatures: temperatures of the teacher's curve of most steps, the longest;
+        `temperatures` when None.
+      student_temperatures: temperatures of the students beside the teacher's curves.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
       rows: texts drawn together.

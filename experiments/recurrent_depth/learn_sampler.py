@@ -60,7 +60,7 @@ class Options(Learning):
       model: a model folder or the name of a bundled one.
       objective: loss of a state that leaves.
       price: loss that one more expected step of a position is worth.
-      relaxation: of the soft wavefront.
+      relaxation: how the soft wavefront mixes tokens, see `SoftWavefront`.
       gate_temperature, candidate_temperature: softness of exits and candidates.
       inner_recurrence, width, prefill_recurrence: of every sampler here.
       ages: K, length of the schedules.

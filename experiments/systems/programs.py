@@ -201,10 +201,10 @@ def decode_programs(
     Args:
       config: the model.
       mesh: of devices.
-      rows: of the batch.
+      rows: rows of the batch.
       length: tokens of each prompt.
       new: tokens to be written after them.
-      name: of the decoder, as on the command line, with the defaults of its paper.
+      name: name of the decoder, as on the command line; it has the defaults of its paper.
 
     Raises:
       ValueError: a decoder that the family has not, that needs a second network, or a request

@@ -179,9 +179,8 @@ def _reading(
                 raise StoreError("kind is for checkpoints of type a2d-qwen3")
             yield _opened(path, allow_nonfinite)
             return
-    from paradec_jax.convert.checkpoint import (
-        opened as converted,  # a model folder needs no converter
-    )
+    # A model folder needs no converter.
+    from paradec_jax.convert.checkpoint import opened as converted
 
     with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
         _check_ids(model)

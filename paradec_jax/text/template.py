@@ -182,13 +182,8 @@ def check(template: str) -> jinja2.Template:
         raise ValueError(
             f"the chat template is no Jinja: {error.message} (line {error.lineno})"
         ) from error
-    except (
-        RecursionError,
-        SyntaxError,
-        MemoryError,
-        ArithmeticError,
-        ValueError,
-    ) as error:  # of the compilers
+    # Of the compilers.
+    except (RecursionError, SyntaxError, MemoryError, ArithmeticError, ValueError) as error:
         raise ValueError(
             f"the chat template cannot be compiled ({type(error).__name__})"
         ) from error

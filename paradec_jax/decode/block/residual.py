@@ -50,8 +50,8 @@ class Residual(HeadDecoder):
       head: network of the head; "zero" runs none, so that the network's own scores are taken K
         times more.
       head_steps: K, steps of the head after a call.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; the
-        head's steps have the same confidence.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: choices of the steps of the
+        network, which `BlockDenoising` explains; the head's steps have the same confidence.
       head_rule: "static", one position a step, as the released programs; or "dynamic", all above
         the threshold of `rule`, at least one, as the paper.
       mix: "sum" adds residuals up; "none" takes the head's answer for the scores, as heads without

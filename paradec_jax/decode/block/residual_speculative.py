@@ -77,7 +77,8 @@ class ResidualSpeculative(HeadDecoder):
     Attributes:
       head: network of the head; "zero" runs none and drafts from scores as they are.
       candidates: K, states that a call verifies at most: the canvas, and K - 1 drafts of the head.
-      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: choices of the base decoder,
+        which `BlockDenoising` explains.
       ride: let a complete draft carry the next block's first step, which saves that call where it
         is accepted.
     """
