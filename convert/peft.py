@@ -19,7 +19,8 @@ from paradec_jax.config import ModelConfig
 from paradec_jax.config.bounds import LARGEST
 from paradec_jax.disk.folders import ADAPTER_CONFIG, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
-from paradec_jax.store.lora import LORA_A, LORA_B, merge
+from paradec_jax.nn.adapters import LORA_A, LORA_B
+from paradec_jax.store.lora import merge
 from paradec_jax.store.model import Model
 
 from . import qwen2
@@ -50,7 +51,7 @@ def merged(model: Model, folder: Path, allow_nonfinite: bool) -> Model:
 
 
 def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> dict[str, Any]:
-    """An adapter as of `lora.init_lora`, in float32, its B multiplied by the scale.
+    """An adapter as of `adapters.init_lora`, in float32, its B multiplied by the scale.
 
     Raises:
       ConvertError: one that is more than plain LoRA, or of another model than that of the config.
@@ -115,7 +116,7 @@ def write(
     base: str,
     run: str | None = None,
 ) -> None:
-    """Writes an adapter of `lora.init_lora`, in the place of one that was so written, whole or not
+    """Writes an adapter of `adapters.init_lora`, in the place of one that was so written, whole or not
     at all.
 
     Args:

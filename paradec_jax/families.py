@@ -17,6 +17,7 @@ from paradec_jax.config import (
     RECURRENT_PRESETS,
     BlockDiffusionConfig,
     CausalConfig,
+    DraftConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
@@ -26,6 +27,7 @@ from paradec_jax.decode.machine.knobs import alternatives
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.models import (
     DenoiserNetwork,
+    DraftNetwork,
     RecurrentDepthNetwork,
     ResidualHeadNetwork,
     TransformerNetwork,
@@ -67,7 +69,9 @@ class Family:
 
 
 OPTION = re.compile(r" --(no-)?([\w-]+)(?:[ =](?!--)(\S+))?")
-Shape = ModelConfig | ResidualHeadConfig
+Shape = ModelConfig | ResidualHeadConfig | DraftConfig
+# Networks that stand beside a model's, by their configs.
+BESIDE: dict[type, type[Any]] = {ResidualHeadConfig: ResidualHeadNetwork, DraftConfig: DraftNetwork}
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
 RECURRENT_DEPTH = Family(
@@ -189,10 +193,8 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def _class_of(config: Shape) -> type[ModelNetwork]:
-    """The class of a config's network, a residual head's too."""
-    return (
-        ResidualHeadNetwork if isinstance(config, ResidualHeadConfig) else family_of(config).network
-    )
+    """The class of a config's network, that of what stands beside a model too."""
+    return BESIDE.get(type(config)) or family_of(config).network
 
 
 def network_of(config: Shape) -> Any:
@@ -214,9 +216,4 @@ def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them; an
     adapter's too.
     """
-    table = {**_class_of(config).table, **axes.ADAPTER}
-    return {
-        pattern: (tuple(map(of.names.index, of.inputs)), tuple(map(of.names.index, of.outputs)))
-        for pattern, of in table.items()
-        if of.inputs
-    }
+    return axes.matrices({**_class_of(config).table, **axes.ADAPTER})

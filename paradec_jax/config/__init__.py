@@ -1,5 +1,6 @@
 """Shapes of models, facts of checkpoints, and the named presets."""
 
+from paradec_jax.config.heads import DraftConfig as DraftConfig
 from paradec_jax.config.heads import ResidualHeadConfig as ResidualHeadConfig
 from paradec_jax.config.heads import check_fits as check_fits
 from paradec_jax.config.presets import BLOCK_DIFFUSION_PRESETS as BLOCK_DIFFUSION_PRESETS

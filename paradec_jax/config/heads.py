@@ -1,9 +1,10 @@
-"""The shape of a residual head, and which backbone it fits."""
+"""Shapes of what stands beside a network: residual heads, and which backbone they fit; drafts."""
 
 import dataclasses
 from typing import Any
 
-from paradec_jax.config.shapes import PreNormConfig
+from paradec_jax.config.bounds import Ranged
+from paradec_jax.config.shapes import CausalConfig, PreNormConfig
 
 MOST_HEAD_LAYERS = 8
 
@@ -60,3 +61,24 @@ def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:
             raise ValueError(
                 f"the residual head has {name} {mine}, but the backbone has {theirs}: it is another's"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftConfig(Ranged):
+    """Shape of what drafts the tokens after those that a causal model has read: masks, adapters for
+    their rows, and a sampler head.
+
+    Attributes:
+      base: shape of the model.
+      count: k, tokens that are drafted, one by each mask.
+      rank: r of the adapters.
+      inner: inner width of the sampler head.
+    """
+
+    base: CausalConfig
+    count: int = 3
+    rank: int = 32
+    inner: int = 1152
+
+    BOUNDS = {"count": (1, 64)}  # noqa: RUF012
+    family = "drafts"

@@ -5,6 +5,7 @@ from paradec_jax.decode.block.denoising import BlockDenoising
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
 from paradec_jax.decode.block.soft_block import SoftBlock
+from paradec_jax.decode.causal.drafted import Drafted
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
@@ -31,6 +32,7 @@ __all__ = [
     "BlockDenoising",
     "Decoded",
     "DecoderBase",
+    "Drafted",
     "Forward",
     "Jacobi",
     "Lookahead",

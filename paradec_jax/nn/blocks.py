@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from paradec_jax.nn.adapters import adapted
 from paradec_jax.nn.attention import attention
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.precision import at_least_float32
@@ -118,6 +119,7 @@ class Attention(nn.Module):
         heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
         for name, weight in self.matrices.items():
             rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
+            rows = adapted(self, name, x, rows, view.adapted)
             heads[name] = rearrange(rows, "b w (h c) -> b h w c", c=self.config.head_dim)
         for name, bias in self.bias.items():
             heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
@@ -129,6 +131,7 @@ class Attention(nn.Module):
         mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=backend)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
         out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
+        out = adapted(self, "out", mixed, out, view.adapted)
         return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
 
 
@@ -150,11 +153,11 @@ class GatedMLP(nn.Module):
         sizes = {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}
         self.bias = {n: zeros(self, f"{n}_bias", sizes[n]) for n in sizes if c.mlp_bias}
 
-    def __call__(self, x: Stream) -> Stream:
-        """The branch's output, without the residual sum."""
+    def __call__(self, x: Stream, where: Bool[Array, "B W"] | None = None) -> Stream:
+        """The branch's output, without the residual sum; `where` is a view's `adapted`."""
 
         def product(name: str, x: Array, weight: Array) -> Array:
-            out = dense(x, weight)
+            out = adapted(self, name, x, dense(x, weight), where)
             return out + self.bias[name].astype(x.dtype) if name in self.bias else out
 
         inner = jax.nn.silu(product("gate", x, self.gate)) * product("up", x, self.up)
@@ -214,4 +217,5 @@ class PreNormBlock(nn.Module):
         x, eps = block_input(by_rows(x)), self.config.norm_eps
         mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
         x = x + mixed
-        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), kv
+        normed = rms_norm(x, self.mlp_norm, eps)
+        return by_rows(x + self.mlp(normed, view.adapted)), kv

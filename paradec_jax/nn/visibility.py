@@ -65,6 +65,8 @@ class View:
       cache: keys and values of earlier positions.
       prefix_mask: which of those a row sees, or each of its queries.
       positions: the absolute positions, where layers have sliding windows.
+      adapted: positions whose states pass through the adapters that a layer's parameters hold
+        (`nn.adapters`); none of them for None.
     """
 
     angles: Rotation
@@ -72,6 +74,7 @@ class View:
     cache: Any = None
     prefix_mask: PrefixMask | None = None
     positions: Int[Array, "B W"] | None = None
+    adapted: Bool[Array, "B W"] | None = None
 
     def within(self, window: int | Int[Array, ""] | None) -> "View":
         """The view of a layer with that sliding window; itself for None."""

@@ -17,6 +17,7 @@ from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.families import matrix_axes
 from paradec_jax.models.work import Flops
+from paradec_jax.nn.adapters import init_lora
 from paradec_jax.objective import Objective
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.options import Run
@@ -24,7 +25,7 @@ from paradec_jax.objectives.weights import Whole, joined, split
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
 from paradec_jax.store import Model
-from paradec_jax.store.lora import SCALE, init_lora, merge
+from paradec_jax.store.lora import SCALE, merge
 from paradec_jax.train import (
     Checkpoint,
     Hook,

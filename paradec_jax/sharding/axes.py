@@ -118,7 +118,24 @@ ADAPTER = {
     r"/lora_a$": _axes("rank inputs", "inputs", "rank"),
     r"/lora_b$": _axes("outputs rank", "rank", "outputs"),
 }
-EVERY = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED | ADAPTER
+# What drafts tokens beside a causal model (`models.drafts`).
+DRAFTS = ADAPTER | {
+    r"^masks$": _axes("drafts embed"),
+    r"^embedding_norm$": _axes("embed"),
+    r"^sampler_in$": _axes("embed_pair sampler", "embed_pair", "sampler"),
+    r"^sampler_out$": _axes("sampler embed", "sampler", "embed"),
+}
+EVERY = RECURRENT | TRANSFORMER | RESIDUAL_HEAD | MASKED_DIFFUSION | PREPARED
+EVERY |= {pattern: names for pattern, names in DRAFTS.items() if pattern != r"^embedding_norm$"}
+
+
+def matrices(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Places of the input and output axes of the matrices of a table, by regex."""
+    return {
+        pattern: (tuple(map(of.names.index, of.inputs)), tuple(map(of.names.index, of.outputs)))
+        for pattern, of in rules.items()
+        if of.inputs
+    }
 
 
 def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:

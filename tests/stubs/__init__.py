@@ -5,6 +5,7 @@
 from stubs.base import Spoilt
 from stubs.causal import StubCausal
 from stubs.denoiser import StubDenoiser
+from stubs.drafter import StubDrafter
 from stubs.head import StubHead
 from stubs.posterior import JointBlocks, JointDenoiser, SumDenoiser
 from stubs.recurrent import StubNetwork

@@ -183,7 +183,7 @@ def read_states(
         Prefix(canvas.cache, at),
         Windows(states, begin, reads, parent),
         functools.partial(Reading, kept=clean),
-        smaller=() if parent is None else ((0, count), (*range(count),)),
+        smaller=((0,),) if parent is None else ((0,), (0, count), (*range(count),)),
         bounded=decoder.bounded,
     )
     return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call

@@ -85,7 +85,7 @@ class Reading(NamedTuple):
 
     Attributes:
       each: what is read of every window, leaves [B, r, w, ...].
-      one: what is read of one window, leaves [B, w, ...].
+      one: what is read of one window, leaves [B, w, ...], or of one path.
       rest: further leaves, of shapes that r and w do not change.
       kept: the window with which the path ends whose keys and values are handed on, [B]; 0 is the
         first one.
@@ -103,7 +103,7 @@ class TreeCall(NamedTuple):
     Attributes:
       windows: what was read.
       each: as read, leaves [B, R, W, ...], zero of windows that the row does not read.
-      one, rest: as read, leaves [B, W, ...] and any.
+      one, rest: as read, leaves [B, W, ...], or as long as a path, and any.
       kv: keys and values of the path that is kept, for `path` or W positions of the cache.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
@@ -125,7 +125,7 @@ def forward_tree(
     windows: Windows,
     read: Callable[[Any], Reading] = Reading,
     *,
-    smaller: Sequence[tuple[int, ...]] = (),
+    smaller: Sequence[tuple[int, ...]] = ((0,),),
     width: Int[Array, "B"] | int = 0,
     widths: Sequence[int] = (),
     bounded: bool = False,
@@ -138,15 +138,14 @@ def forward_tree(
       windows: R windows of at most W tokens.
       read: hidden states [B, r, w, D], zero after a shorter window's, -> what to hand on. Logits
         that are made here are made of few positions in a small call.
-      smaller: windows of the calls that are compiled beside that of the first one and that of all,
-        the fewest first.
+      smaller: windows of the calls that are compiled beside that of all, the fewest first.
       width: tokens of each window that the row reads; it matters where there are `widths`.
       widths: compiled numbers of tokens below W, ascending.
       bounded: compile the largest call alone: reverse mode would keep something of every one.
     """
     (count, most), sees = windows.tokens.shape[1:3], windows.sees()
     every, reads = tuple(range(count)), windows.reads
-    shapes = list(dict.fromkeys(itertools.product(((0,), *smaller, every), (*widths, most))))
+    shapes = list(dict.fromkeys(itertools.product((*smaller, every), (*widths, most))))
     lengths = windows.lengths or (most,) * count
     sizes = {(of, w): [min(lengths[r], w) for r in of] for of, w in shapes}
     outside = jnp.asarray([[r not in of for r in every] for of, _ in shapes])
@@ -166,7 +165,7 @@ def forward_tree(
         out = network.forward(params, fed, side_by_side(positions, tokens), prefix, mask)
         each, one, rest, kept = read(apart(out.hidden, tokens))
         kv = path_of(network, out.kv, windows, seen, of, tokens, kept)
-        one = jax.tree.map(lambda x: pad_slots(x, most), one)
+        one = jax.tree.map(lambda x: pad_slots(x, windows.path or most), one)
         each = jax.tree.map(lambda x: pad_slots(x, count, most), each)
         if not isinstance(index, slice):  # zeros stand after the last of these windows
             places = np.asarray([of.index(r) if r in of else len(of) for r in every])

@@ -21,7 +21,8 @@ from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
+from paradec_jax.decode.rules.sampling import draw
+from paradec_jax.decode.rules.windows import entry_of, pad_slots, window, write_after_read
 
 
 class Verified(NamedTuple):
@@ -73,6 +74,43 @@ def accept(
     agrees = drafts == predictions[..., :-1]
     runs = jax.vmap(select.leading_run)(agrees)
     return jnp.argmax(runs, axis=1), jnp.max(runs, axis=1), agrees
+
+
+def accept_by_ratio(
+    drafts: Int[Array, "B K"],
+    proposals: Float[Array, "B K V"],
+    predictions: Float[Array, "B W V"],
+    uniforms: Float[Array, "B K"],
+    keys: Array,
+) -> tuple[Int[Array, "B"], Int[Array, "B 1"]]:
+    """Exact speculative sampling (Leviathan et al., arXiv 2211.17192): a draft x ~ q is accepted with
+    min(1, p(x) / q(x)); the token after those that are is drawn from (p - q)+, or p after the last.
+
+    ::
+
+        P(x) = q min(1, p / q) + (p - q)+        min(p, q) + (p - q)+ = p
+
+    Args:
+      drafts: the drafts, -1 in the place of what does not count.
+      proposals: q, the distribution that each was drawn from.
+      predictions: p after what comes before each draft, and after the last, W = K + 1.
+      uniforms: numbers in [0, 1), one a draft.
+      keys: of the token after those that are accepted, [B, 1].
+
+    Returns:
+      How many are accepted, and the token after them.
+    """
+    count, asked = drafts.shape[1], jnp.maximum(drafts, 0)[..., None]
+    p, q = (
+        jnp.take_along_axis(x[:, :count], asked, axis=-1)[..., 0] for x in (predictions, proposals)
+    )
+    accepted = select.leading_run((uniforms * q < p) & (drafts >= 0))
+    # What no draft asked for has no q.
+    q = jnp.where((drafts >= 0)[..., None], proposals, 0)
+    p, q = (entry_of(x, accepted) for x in (predictions, pad_slots(q, count + 1)))
+    left = jnp.maximum(p - q, 0)
+    some = jnp.sum(left, axis=-1, keepdims=True) > 0  # rounding may leave nothing
+    return accepted, draw(jnp.where(some, left, p)[:, None], keys)
 
 
 def verify(

@@ -19,6 +19,8 @@ class Purpose(enum.IntEnum):
     FILLER = 3
     DRAFT = 4
     REVEAL = 6
+    ACCEPT = 7
+    RESIDUAL = 8
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:

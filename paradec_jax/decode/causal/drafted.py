@@ -1,0 +1,223 @@
+"""Drafts by masks beside the text (`models.drafts`): the model's own texts, in fewer calls.
+
+::
+
+    fed          x  d1 d2 d3 | m1 m2 m3      x the newest committed token, d its drafts, m masks
+    predictions  g0 g1 g2 g3                 d1 = g0, d2 != g1: 1 is accepted
+    committed    g0 g1                       and the masks after d1 draft what follows g1
+
+Rows of text pass no adapter, so every prediction is the model's own.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.decode.causal.guesses import Guesses, propose, windows_of
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
+from paradec_jax.decode.machine.knobs import SHARE, Number, RepetitionKnobs, knob
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
+from paradec_jax.decode.machine.verify import accept, accept_by_ratio
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import earlier, filtered_probabilities, is_hot, penalised
+from paradec_jax.decode.rules.windows import entry_of, pad_slots, write_after_read
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftedKnobs(RepetitionKnobs):
+    """Sampling, and which drafts are fed.
+
+    Attributes:
+      draft_threshold: the largest share that a proposal must have, and all before it, for its draft
+        to be fed; decided before the draft is drawn. None feeds all.
+    """
+
+    draft_threshold: Number | None = knob(None, SHARE, unset=0.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftedState(CachedState):
+    """Rows, a cache of all committed tokens but the newest, and the drafts of those to come."""
+
+    guesses: Guesses
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftedInfo:
+    """Drafts that a call was fed, those that it accepted, and tokens committed, [B] each."""
+
+    fed: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+    committed: Int[Array, "B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted(DecoderBase):
+    """Verifies K drafts a call and commits those that are accepted, and one token more.
+
+    Acceptance "equal" is that of `machine.verify.accept`: the text is that of `AutoRegressive`, token
+    for token, at every temperature. "ratio" is exact speculative sampling, which accepts more drafts
+    when sampling: the text has the law of `AutoRegressive`, and other tokens of it.
+
+    A line of masks (places 1) costs 2 K + 1 positions a call; after a refusal where none stood the
+    next call has no drafts, and commits one token. A comb has masks after every place: (K + 1)^2
+    positions, and drafts in every call.
+
+    Attributes:
+      drafter: network of the masks; that of the model's adapter when None.
+      masks: K, masks after a place; those of the drafter when None.
+      places: P, places after which masks stand, those where the text most probably ends; all K + 1
+        when None.
+      acceptance: "equal" or "ratio".
+      candidates: C, tokens that a draft is drawn from, those that its mask finds best before the
+        sampler head knows the token before it.
+    """
+
+    _: dataclasses.KW_ONLY
+    drafter: Any = None
+    masks: int | None = None
+    places: int | None = None
+    acceptance: str = "equal"
+    candidates: int = 32
+    Knobs: ClassVar[type] = DraftedKnobs
+    further_networks: ClassVar[tuple[str, ...]] = ("drafter",)
+    WORDS = {**DecoderBase.WORDS, "acceptance": ("equal", "ratio")}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = getattr(self.drafter, "count", MOST - 1)
+        check_number("masks", self.masks or 1, most=most)
+        check_number("places", self.places or 1, most=1 + (self.masks or most))
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return self.masks or self.drafter.count
+
+    @property
+    def mask_ids(self) -> Int[Array, "K"]:
+        """Masks 1 to K as the drafter's network reads them."""
+        return self.network.vocab_size + jnp.arange(self.count)
+
+    def init(self, params: Any, request: Request, knobs: DraftedKnobs) -> DraftedState:
+        """Reads each prompt and masks after it in one call: the first token, and drafts after it."""
+        masks = jnp.broadcast_to(self.mask_ids, (request.batch, self.count))
+        rows, cache, out = self.prefill_ahead(params, request, masks, 1 + self.count, self.drafter)
+        rows = rows.spend(out.counts, request.lengths + self.count)
+        logits = self.network.logits(params["network"], out.hidden)
+        token = self.sample(logits[:, :1], rows.length[:, None], rows, knobs)
+        rows = rows.commit(token, jnp.ones_like(rows.length), self.scores(logits[:, :1], token))
+        ids = self.best(logits[:, 1:])
+        guesses = propose(self, params, rows, out.hidden[:, 1:], ids, True, knobs)
+        return DraftedState(rows, cache, guesses)
+
+    def step(
+        self, params: Any, state: DraftedState, knobs: DraftedKnobs
+    ) -> tuple[DraftedState, DraftedInfo]:
+        """One call: verifies the drafts, and makes those of the next one."""
+        before, guesses = state.rows, state.guesses
+        # Feed the newest token, its drafts, and masks after the places where the text may end.
+        # Accept drafts from left to right; the token after them is the model's own.
+        call = self.verified(params, state, knobs)
+        (tokens, log_probs), (accepted, hidden, ids, ready) = call.one, call.rest
+
+        # Commit them. Keys and values of masks are never stored.
+        rows = before.spend(call.counts, call.positions)
+        rows = rows.commit(tokens, accepted + 1, log_probs)
+        at = write_after_read(state.cached, tokens)
+        cache = self.network.write(state.cache, call.kv, at)
+
+        # Draft: the masks that stand where the text now ends propose what comes after its newest
+        # token, each knowing the draft before its own.
+        drafts = propose(self, params, rows, hidden, ids, ready, knobs)
+        info = DraftedInfo(guesses.count, accepted, rows.length - before.length)
+        return DraftedState(rows, cache, drafts), info
+
+    def drafts(self, state: DraftedState) -> Int[Array, "B K"]:
+        """The drafts that the next call verifies."""
+        return state.guesses.counted
+
+    def verified(self, params: Any, state: DraftedState, knobs: DraftedKnobs) -> TreeCall:
+        """One call on the newest token, its drafts and masks, of which one path is kept.
+
+        Its `one`: tokens to commit and their log-probabilities; its `rest`: how many drafts are
+        accepted, states of the masks after them [B, K, D], tokens that each may draft [B, K, C], and
+        rows that have masks there.
+        """
+        rows, guesses, network = state.rows, state.guesses, self.network
+        places, stand = guesses.likely(self.places or 1 + self.count)
+        newest, running = rows.newest[0], ~rows.done
+        mask = network.vocab_size
+        windows = windows_of(newest, state.cached, guesses, places, stand, mask, running)
+
+        def read(hidden: Float[Array, "B r K D"]) -> Reading:
+            fed = hidden.shape[1] > 2  # or else masks stand after the newest token, without drafts
+            text = jnp.concatenate([hidden[:, 0, :1], *[hidden[:, 1]] * fed], axis=1)
+            masks, width = hidden[:, 1 + fed :], text.shape[1]
+            (batch, count, size, _), here = masks.shape, places[:, : masks.shape[1]]
+            # One product with the output matrix, which is large.
+            each = jnp.concatenate([text, masks.reshape(batch, count * size, -1)], axis=1)
+            logits = network.logits(params["network"], each)
+            accepted, tokens = self.judge(logits[:, :width], rows, guesses, knobs)
+            here = (here == accepted[:, None]) & stand[:, :count]
+            of_masks = logits[:, width:].reshape(batch, count, size, -1)
+            states, of_masks = entry_of((masks, of_masks), jnp.argmax(here, axis=1))
+            rest = accepted, states, self.best(of_masks), jnp.any(here, axis=1)
+            one = tokens, self.scores(logits[:, :width], tokens)
+            return Reading(one=one, rest=rest, kept=int(fed))
+
+        return forward_tree(
+            self.drafter,
+            params,
+            Prefix(state.cache, state.cached),
+            windows,
+            read,
+            smaller=((0, 2),),
+            bounded=self.bounded,
+        )
+
+    def judge(
+        self, logits: Float[Array, "B W V"], rows: Rows, guesses: Guesses, knobs: DraftedKnobs
+    ) -> tuple[Int[Array, "B"], Int[Array, "B W"]]:
+        """How many drafts are accepted, and what the text goes on with, that many tokens and one."""
+        width = logits.shape[1]
+        tokens, drafts = guesses.tokens[:, : width - 1], guesses.counted[:, : width - 1]
+        before, positions = earlier(tokens), rows.length[:, None] + jnp.arange(width)
+        if self.acceptance == "equal":
+            own = self.sample(logits, positions, rows, knobs, before=before)
+            return accept(drafts[:, None], own[:, None])[1], own
+        seen = rows.tokens, rows.length, before
+        law = self.law(penalised(logits, *seen, knobs.repetition_penalty), knobs)
+        keys = functools.partial(fold, rows.keys, step=rows.length)
+        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys(Purpose.ACCEPT, positions[:, 1:]))
+        shares = guesses.proposals(logits.shape[-1])[:, : width - 1]
+        last = keys(Purpose.RESIDUAL, rows.length[:, None])
+        accepted, token = accept_by_ratio(drafts, shares, law, uniforms, last)
+        return accepted, jnp.where(
+            jnp.arange(width) == accepted[:, None], token, pad_slots(tokens, width)
+        )
+
+    def law(self, logits: Float[Array, "B W V"], knobs: DraftedKnobs) -> Float[Array, "B W V"]:
+        """The distribution that tokens are drawn from; at temperature 0 all of it is one token's."""
+
+        def greedy(logits: Array) -> Array:
+            return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+
+        filtered = functools.partial(filtered_probabilities, top_p_rule=self.top_p_rule)
+        return lax.cond(is_hot(knobs.temperature), lambda x: filtered(x, knobs), greedy, logits)
+
+    def best(self, logits: Float[Array, "B K V"]) -> Int[Array, "B K C"]:
+        """The tokens that a draft may be."""
+        return lax.top_k(logits, min(self.candidates, logits.shape[-1]))[1].astype(jnp.int32)
