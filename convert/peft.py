@@ -125,6 +125,14 @@ def write(
       base: name of the model.
       run: mark of the run whose adapter it is; one already there must have the same.
     """
+    with staged(folder, overwrite=True, run=run) as temporary:
+        write_into(temporary, config, adapter, scale, base)
+
+
+def write_into(
+    folder: Path, config: ModelConfig, adapter: Mapping[str, Any], scale: float, base: str
+) -> None:
+    """Writes the files of an adapter into a folder that is there; arguments as of `write`."""
     leaves, tensors = flatten_dict(adapter, sep="/"), dict[str, np.ndarray]()
     ranks: dict[str, int] = {}
     axes, modules = _modules(config)
@@ -155,9 +163,8 @@ def write(
         "rank_pattern": more,
         "alpha_pattern": {kind: scale * n for kind, n in more.items()},
     }
-    with staged(folder, overwrite=True, run=run) as temporary:
-        write_tensors(temporary, STEM, tensors)
-        write_json(temporary / ADAPTER_CONFIG, fields)
+    write_tensors(folder, STEM, tensors)
+    write_json(folder / ADAPTER_CONFIG, fields)
 
 
 def _modules(config: ModelConfig) -> tuple[Mapping[str, int], dict[str, list[tuple[str, Row]]]]:

@@ -99,6 +99,7 @@ CAUSAL = Family(
         "autoregressive": decode.AutoRegressive(),
         "prompt_lookup": decode.PromptLookup(),
         "lookahead": decode.Lookahead(),
+        "drafted": decode.Drafted(),
         "multiblock": decode.Jacobi(blocks=2),
         "jacobi": decode.Jacobi(),
     },
@@ -187,7 +188,7 @@ def choose(
     return row.changed(given | dict(options or {}))
 
 
-def family_of(config: ModelConfig) -> Family:
+def family_of(config: Any) -> Family:
     """The family of a config."""
     return next(family for family in FAMILIES.values() if isinstance(config, family.config))
 

@@ -30,6 +30,10 @@ from paradec_jax.text.tokenizer import Tokenizer
 
 BUCKET = 32  # buffers of a multiple of it share a compiled program
 NEW_TOKENS = 200  # at most, where nobody says
+PARTS = {  # of a model, and what to do where a decoder asks for one that is not there
+    "head": "asks a residual head, and the model has none: train one, or choose head 'zero'",
+    "drafter": "asks masks that draft, and the model has none: train some (paradec train draft)",
+}
 Messages = Sequence[Mapping[str, Any]]
 Prompts = Sequence[Any] | Mapping[str, Any]
 
@@ -330,8 +334,8 @@ def bind(
     *,
     log_probs: bool = False,
 ) -> Any:
-    """A decoder for a model's network, residual head and special tokens; one that has networks
-    keeps them.
+    """A decoder for a model's network, what stands beside it and special tokens; one that has
+    networks keeps them.
 
     Args:
       model: the model.
@@ -342,17 +346,17 @@ def bind(
       log_probs: whether to keep log-probabilities.
 
     Raises:
-      ValueError: a request that is too long for the model, a decoder that needs a head where the
-        model has none, or a decoder that does not suit the network.
+      ValueError: a request that is too long for the model, a decoder that needs a part which the
+        model lacks, or a decoder that does not suit the network.
     """
     if not isinstance(decoder, DecoderBase):
         raise ValueError(f"decoder must be a decoder, such as Jacobi(), not {decoder!r}")
-    if lacks_head(model, decoder):
-        raise ValueError(
-            f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
-        )
-    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:  # type: ignore
-        decoder = dataclasses.replace(decoder, head=model.head.network)  # type: ignore
+    if part := lacking(model, decoder):
+        raise ValueError(f"{type(decoder).__name__} {PARTS[part]}")
+    for name in decoder.further_networks:
+        if getattr(decoder, name) is None:
+            part = getattr(model, name).network
+            decoder = dataclasses.replace(decoder, **{name: part})
     network = model.network if decoder.network is None else decoder.network
     if not decoder.windowed:
         needed = size if needed is None else needed
@@ -366,9 +370,12 @@ def bind(
     return dataclasses.replace(decoder, log_probs=True) if log_probs else decoder
 
 
-def lacks_head(model: Model, decoder: Any) -> bool:
-    """Whether a decoder asks the model's residual head, and there is none."""
-    return "head" in decoder.further_networks and decoder.head is None and model.head is None
+def lacking(model: Model, decoder: Any) -> str | None:
+    """The part of a model that a decoder asks for, where there is none; None where all are there."""
+    for name in decoder.further_networks:
+        if getattr(decoder, name) is None and getattr(model, name) is None:
+            return name
+    return None
 
 
 def parameters(
@@ -392,7 +399,9 @@ def parameters(
     if network is None and mesh is None and alike(decoder.network, model.network):
         params = model.prepared
     if decoder.further_networks:
-        params = {"network": params} | ({} if model.head is None else {"head": model.head.params})
+        beside = {name: getattr(model, name) for name in decoder.further_networks}
+        beside = {name: part.params for name, part in beside.items() if part is not None}
+        params = {"network": params} | beside
     return decoder.prepare(params if mesh is None else put(params, shardings(params, mesh)))
 
 

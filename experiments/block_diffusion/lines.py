@@ -25,7 +25,7 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio
-from paradec_jax.generate import lacks_head
+from paradec_jax.generate import lacking
 
 Row = dict[str, Any]
 GROUP = 8  # settings that are decoded and timed in turns, next to the baseline
@@ -149,7 +149,7 @@ class Rows:
     def _key(self, line: Line) -> str:
         """What tells rows of a file apart."""
         found, decoder = self.loaded(line), line.setting.decoder
-        if lacks_head(found.model, decoder):
+        if lacking(found.model, decoder):
             raise ValueError(
                 f"{line.place} has no residual head, which {line.label} asks: train one (recipes/head.sh)"
             )

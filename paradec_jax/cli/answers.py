@@ -20,7 +20,7 @@ from paradec_jax.evaluate.compare import ROWS, TIMED, compare
 from paradec_jax.evaluate.fields import Row
 from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import choose
-from paradec_jax.generate import NEW_TOKENS, lacks_head
+from paradec_jax.generate import NEW_TOKENS, lacking
 from paradec_jax.io import text_of
 
 GROUP = 3  # settings that are decoded and timed beside the baseline before their rows are written
@@ -153,7 +153,7 @@ def _made_with(
 
 def _suited(name: str, model: store.Model, words: Sequence[str]) -> dict[Key, Setting]:
     """The rows of a model: its family's table, or the baseline and what words name of it; a line
-    says where the model has no head for some.
+    says where the model lacks a part that some ask for.
     """
     table = TABLES[model.family]
     settings = [setting for setting in table if setting.baseline or not words]
@@ -163,10 +163,10 @@ def _suited(name: str, model: store.Model, words: Sequence[str]) -> dict[Key, Se
         settings += [changed] if word.split()[1:] else named
     suited: dict[Key, Setting] = {}
     for setting in settings:
-        if not lacks_head(model, setting.decoder):
+        if not lacking(model, setting.decoder):
             suited.setdefault((name, setting.name, setting.label()), setting)
-    if any(lacks_head(model, setting.decoder) for setting in settings):
-        print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
+    for part in sorted({lacking(model, setting.decoder) or "" for setting in settings} - {""}):
+        print(f"{name} has no {part}: decoders that ask one are left out", file=sys.stderr)
     return suited
 
 

@@ -21,6 +21,7 @@ from paradec_jax.losses.consistency import (
     ConsistencyRules,
     consistency_loss,
 )
+from paradec_jax.losses.drafts import DraftRules, draft_loss
 from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
@@ -35,10 +36,12 @@ __all__ = [
     "BoundRules",
     "ConsistencyRules",
     "DistillationRules",
+    "DraftRules",
     "ResidualRules",
     "block_diffusion_loss",
     "cllm_loss",
     "consistency_loss",
+    "draft_loss",
     "exponential",
     "masked_diffusion_loss",
     "next_token_loss",

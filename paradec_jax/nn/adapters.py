@@ -91,7 +91,9 @@ def adapted(
       x, product: rows, and what the matrix makes of them.
       where: rows that the adapter changes; all others are the product to the bit.
     """
-    adapters = None if where is None else module.get_variable("params", LORA)
+    if where is None:
+        return product
+    adapters = module.get_variable("params", LORA)
     if adapters is None or name not in adapters:
         return product
     down, up = adapters[name]

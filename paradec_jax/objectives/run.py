@@ -156,9 +156,15 @@ def data_of(
 
 def write_model(job: Job, trained: Model) -> None:
     """Writes FOLDER/model in the precision in which the model was read, and with LoRA
-    FOLDER/adapter.
+    FOLDER/adapter; FOLDER/adapter alone where what was trained leaves the model as it is.
     """
     config, run, folder = job.config, job.run, job.folder
+    if trained.drafter is not None:
+        import paradec_jax.convert.drafts as drafts
+
+        drafter = dataclasses.replace(trained.drafter, params=gathered(trained.drafter.params))
+        by_first("adapter", lambda: drafts.write(folder / "adapter", drafter, run.model, job.mark))
+        return
 
     def as_read(part: Any) -> Any:
         part = cast(part, config.dtype, config.param_dtype, config.remat)
@@ -195,6 +201,7 @@ def write_worth(objective: Training, job: Job, trained: Model) -> None:
         if after:
             pairs = (f"{name} {before[name]:.4g} before, {after[name]:.4g} after" for name in after)
             print(f"held out: {'; '.join(pairs)}")
-        print(f"the model is {folder / 'model'}", flush=True)
+        what = "model" if trained.drafter is None else "adapter"
+        print(f"the {what} is {folder / what}", flush=True)
 
     by_first("end", write)

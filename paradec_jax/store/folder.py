@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -41,6 +42,7 @@ from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
 from paradec_jax.io import read_object, sha256_of, text_of
 from paradec_jax.sharding.layout import shardings
+from paradec_jax.sharding.processes import put
 from paradec_jax.store.model import PARAM_DTYPES, Model, ResidualHead, sampling_of
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -126,7 +128,8 @@ def load(
       allow_nonfinite: whether parameters may be NaN or infinite.
       mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a
         process keeps what its own devices hold. The default device when None.
-      adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters.
+      adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters; or of
+        what drafts the model's tokens (`paradec train draft`), which changes none of them.
       kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it,
         "bd3lm".
 
@@ -155,15 +158,32 @@ def load(
 
     with _reading(source, dtype, allow_nonfinite, kind) as stored:
         if adapter is not None:
-            from paradec_jax.convert.peft import merged
+            import paradec_jax.convert.drafts as drafts
+            import paradec_jax.convert.peft as peft
 
-            stored = merged(stored, locate(adapter), allow_nonfinite)
+            lies = locate(adapter)
+            if drafts.is_drafter(lies):
+                drafter = drafts.read(lies, stored.config, str(source), allow_nonfinite)
+                stored = dataclasses.replace(stored, drafter=drafter, decoder="drafted")
+            else:
+                stored = peft.merged(stored, lies, allow_nonfinite)
         model = placed(stored)
         head = None if stored.head is None else placed(stored.head)
+        drafter = stored.drafter
+        if drafter is not None:
+            config = dataclasses.replace(drafter.config, base=model.config)
+            params = (
+                drafter.params
+                if mesh is None
+                else put(drafter.params, shardings(drafter.params, mesh))
+            )
+            drafter = dataclasses.replace(
+                drafter, config=config, params=jax.tree.map(jnp.asarray, params)
+            )
     if head is not None and (adapter is not None or model.config != stored.config):
         # The network has other numbers than in its folder, so another fingerprint.
         head = dataclasses.replace(head, backbone=None)
-    return dataclasses.replace(model, head=head)
+    return dataclasses.replace(model, head=head, drafter=drafter)
 
 
 @contextlib.contextmanager

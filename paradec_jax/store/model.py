@@ -1,5 +1,5 @@
 """A model in memory: shape, parameters and the facts of its checkpoint, perhaps with a residual
-head.
+head or a drafter.
 """
 
 import dataclasses
@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.config import DraftConfig, ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
 from paradec_jax.families import network_of
 from paradec_jax.text.tokenizer import Tokenizer
@@ -65,6 +65,24 @@ class ResidualHead:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Drafter:
+    """Masks, adapters of their rows and a sampler head, which draft what a model will say.
+
+    Attributes:
+      config: their shape.
+      params: nested dict of arrays.
+    """
+
+    config: DraftConfig
+    params: Mapping[str, Any]
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """Rows of masks beside the model's, as decoders see them."""
+        return network_of(self.config)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A network's shape, its parameters and the facts of its checkpoint.
 
@@ -77,6 +95,7 @@ class Model:
       special_tokens: texts that the template knows by name, such as "bos_token", besides those of
         the ids.
       head: what corrects the network's scores between its calls, or None.
+      drafter: what drafts the tokens to come, or None; it lies in a folder of its own.
       sampling: fields of `RepetitionKnobs` and of `OTHERS` by name, for answers to conversations
         where the caller gives no knobs.
       decoder: the decoder that suits the model, as a command line names it ("jacobi --block 8
@@ -89,6 +108,7 @@ class Model:
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
     head: ResidualHead | None = None
+    drafter: Drafter | None = None
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
     decoder: str | None = None

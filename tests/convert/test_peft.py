@@ -17,8 +17,8 @@ import paradec_jax as pd
 from paradec_jax.cli import main
 from paradec_jax.convert import checkpoint, engine, peft
 from paradec_jax.families import matrix_axes
-from paradec_jax.store import StoreError
 from paradec_jax.nn.adapters import init_lora
+from paradec_jax.store import StoreError
 from paradec_jax.store.lora import merge
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -54,7 +54,9 @@ class StubDrafter(CachedStub):
         """One call of the model on tokens and masks."""
         is_mask = inputs >= self.vocab_size
         model = dataclasses.replace(self.of, probe=self.probe)
-        out = model.forward(params["network"], jnp.where(is_mask, 0, inputs), positions, prefix, mask)
+        out = model.forward(
+            params["network"], jnp.where(is_mask, 0, inputs), positions, prefix, mask
+        )
         wrong = is_mask & self.errs & (positions % 3 == 0)
         return dataclasses.replace(out, hidden=out.hidden + wrong[..., None])
 

@@ -1,0 +1,183 @@
+"""Masks that guess beside a causal model, which stays as it is: the same texts, in fewer calls.
+
+::
+
+    FOLDER/answers    the model's own answers to the prompts
+    FOLDER/adapter    masks, adapters of their rows in PEFT's layout, and a sampler head
+
+Masks after a place of an answer learn what the model will say there (`losses.drafts`). Nothing of
+the model is trained, so nothing of it is lost; `pd.load(MODEL, adapter=FOLDER/adapter)` decodes with
+the drafts. (I-DLM, arXiv 2604.11035.)
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from paradec_jax import decode
+from paradec_jax.config import CausalConfig, DraftConfig
+from paradec_jax.data.jsonl import Examples
+from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
+from paradec_jax.decode.machine.knobs import RepetitionKnobs
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.cases import Prompts, case_of
+from paradec_jax.io import atomic_write_text, hold
+from paradec_jax.losses import DraftRules, draft_loss
+from paradec_jax.models.drafts import DraftNetwork
+from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, gain, here
+from paradec_jax.objectives.folder import by_first, say
+from paradec_jax.objectives.job import Job, Stopped, Training
+from paradec_jax.objectives.options import Bare
+from paradec_jax.store.model import Drafter, Model
+
+PIECE = 16  # tokens of an answer that are stored together
+TIMED = 4  # held-out prompts whose answers are timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft(Training):
+    """Trains masks, adapters and a sampler head that draft what a causal model will say.
+
+    Attributes:
+      masks: tokens that are drafted, k.
+      rank: of the adapters, which rows of masks pass alone.
+      inner: inner width of the sampler head; twice the model's when None.
+      new_tokens: most tokens of an answer.
+      problems: prompts that are answered; all of them by default.
+      rows: prompts that are decoded together.
+      temperature: of the answers; 0 takes the most probable token.
+      chunk: anchors of a text whose masks are computed at a time; all when None, which takes more
+        memory.
+      rules: rules of the loss.
+    """
+
+    masks: int = 3
+    rank: int = 32
+    inner: int | None = None
+    new_tokens: int = 256
+    problems: int | None = None
+    rows: int = 32
+    temperature: float = 0.0
+    chunk: int | None = None
+    rules: Bare[DraftRules] = DraftRules()  # noqa: RUF009
+
+    families = ("causal",)
+    without = ("packed", "lora", "layers", "blend")
+    prompts = True
+
+    def train(self, job: Job) -> Model:
+        """A collection of answers and one part."""
+        model, shape = job.model, cast(CausalConfig, job.model.config)
+        if job.held_out is not None:  # refused before anything is collected
+            asked(job.held_out, model, 0, None, self.new_tokens, self.masks)
+        inner = self.inner or 2 * shape.width
+        config = DraftConfig(base=shape, count=self.masks, rank=self.rank, inner=inner)
+        mean = jnp.mean(jnp.asarray(here(model).params["embedding"], jnp.float32), axis=0)
+        params = DraftNetwork.init_params(config, job.run.key, mean)
+        drafter = Drafter(config, params)
+        data = job.batches(self.answered(job))
+        loss = draft_loss(model.network, drafter.network, self.rules, chunk=self.chunk)
+        drafter = job.fit("drafts", drafter, loss, data, frozen=dict(model.params))
+        return dataclasses.replace(model, drafter=drafter, decoder="drafted")
+
+    def answered(self, job: Job) -> Examples:
+        """The model's answers to the prompts of the data, as examples whose answers count.
+
+        Raises:
+          Stopped: the time of the call is over before all are there.
+        """
+        folder, done = job.folder / "answers", job.folder / "answered"
+        model, seed = here(job.model), job.run.seed
+
+        @hold(job.folder)
+        def work() -> None:
+            if done.exists():  # nothing is added to what a training may have begun with
+                return
+            settings = {
+                "examples": job.examples.digest,
+                "new_tokens": self.new_tokens,
+                "seed": seed,
+                "temperature": self.temperature,
+            }
+            claim(folder, PIECE, settings)
+            ids, prompts = asked(
+                job.examples, model, seed, self.problems, self.new_tokens, self.masks
+            )
+            greedy = self.temperature == 0
+            decoder, knobs = decode.AutoRegressive(greedy=greedy), None
+            if not greedy:
+                knobs = RepetitionKnobs(temperature=self.temperature)
+            case = case_of(Setting("", decoder, knobs), model, prompts.size)
+            left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
+            for batch, request in batches("answers", case, prompts, left, self.rows):
+                if time.monotonic() > job.until:
+                    say(
+                        "the minutes are over before all answers are there: the same command goes on"
+                    )
+                    return
+                texts = decode.run(case.decoder, case.params, request, knobs).completions()
+                rows = zip(batch, texts, strict=False)  # the request may be filled up
+                append(folder, [generation(ids[i], prompts, i, text) for i, text in rows])
+            atomic_write_text(done, "")
+
+        by_first("answers", work)
+        if not done.exists():
+            raise Stopped(0)
+        return examples_of(Trajectories(folder), job.examples.digest, job.length)
+
+    def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
+        """Tokens a call on held-out prompts and seconds a token of one row, before and after; the
+        share of answers that are those one by one.
+        """
+        model = here(model)
+        _, prompts = asked(job.measured, model, job.run.seed, MEASURED, self.new_tokens, self.masks)
+        slow = decode.AutoRegressive(greedy=True)
+        wanted, calls = answers(prompts, model, slow, self.rows)
+        if model.drafter is None:
+            return gain(wanted, calls, wanted) | seconds(prompts, model, slow)
+        drafted = decode.Drafted(greedy=True)
+        texts = answers(prompts, model, drafted, self.rows)
+        return gain(*texts, wanted) | seconds(prompts, model, drafted)
+
+
+def generation(number: int, prompts: Prompts, row: int, text: list[int]) -> Generation:
+    """An answer as trajectories are stored: pieces of `PIECE` tokens, of one iterate each."""
+    pieces = np.pad(np.asarray(text, np.int32), (0, -len(text) % PIECE)).reshape(-1, 1, PIECE)
+    prompt = np.asarray(prompts.tokens[row][: prompts.lengths[row]])
+    return Generation(int(number), prompt, list(pieces), len(text))
+
+
+def examples_of(answered: Trajectories, digest: str, length: int) -> Examples:
+    """Prompts and answers as examples of which the answers count, up to a length.
+
+    Raises:
+      ValueError: no answer of three tokens.
+    """
+    rows = [(item.prompt, item.fixed.reshape(-1)[: item.length]) for item in answered]
+    rows = [row for row in rows if len(row[1]) > 2]
+    if not rows:
+        raise ValueError("no answer to the prompts of the data has three tokens to learn from")
+    texts = [np.concatenate(row)[:length] for row in rows]
+    counted = [np.arange(len(text)) >= len(row[0]) for text, row in zip(texts, rows, strict=True)]
+    starts = np.cumsum([0, *map(len, texts)])
+    say(f"{len(rows)} answers to {len(answered.decoded)} prompts, {starts[-1]:,} tokens")
+    return Examples(
+        np.concatenate(texts), np.concatenate(counted), starts, digest, {"lines": len(rows)}, ""
+    )
+
+
+def seconds(prompts: Prompts, model: Model, decoder: Any) -> dict[str, float]:
+    """Seconds a token of one row, over a few prompts, after one that compiles."""
+    case = case_of(Setting("", decoder), model, prompts.size)
+    took, tokens = 0.0, 0
+    for row in range(min(TIMED + 1, len(prompts.lengths))):
+        begun = time.monotonic()
+        decoded = decode.run(case.decoder, case.params, prompts.request([row]))
+        count = int(np.asarray(decoded.generated)[0])
+        if row:
+            took, tokens = took + time.monotonic() - begun, tokens + count
+    return {"seconds a token": took / max(tokens, 1)}
