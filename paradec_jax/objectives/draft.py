@@ -81,7 +81,7 @@ class Draft(Training):
         drafter = Drafter(config, params)
         data = job.batches(self.answered(job))
         loss = draft_loss(model.network, drafter.network, self.rules, chunk=self.chunk)
-        drafter = job.fit("drafts", drafter, loss, data, frozen=dict(model.params))
+        drafter = job.fit("draft", drafter, loss, data, frozen=dict(model.params))
         return dataclasses.replace(model, drafter=drafter, decoder="drafted")
 
     def answered(self, job: Job) -> Examples:

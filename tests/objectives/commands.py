@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 STARTS = {
     "sft": "llama",
     "jacobi": "llama",
+    "draft": "llama",
     "blocks": "llama",
     "recurrent": "recurrent",
     "head": "sdar",
@@ -22,6 +23,7 @@ STARTS |= {"masked": "denoiser", "sdtt": "denoiser"}
 OPTIONS = {
     "sft": (),
     "jacobi": ("--block", 4, "--new-tokens", 8, "--rows", 4),
+    "draft": ("--masks", 2, "--rank", 2, "--new-tokens", 8, "--rows", 4, "--anchors", 4),
     "recurrent": ("--mean", 2, "--first-mean", 1),
     "blocks": ("--blocks", 4, 2, "--look-back", "--alignment", "own"),
     "masked": ("--length", 16),
@@ -58,7 +60,7 @@ def refused(source, folder, *options, **kinds):
 
 
 def weights(folder):
-    return {path.name: path.read_bytes() for path in (folder / "model").glob("*.safetensors")}
+    return {path.name: path.read_bytes() for path in folder.glob("*/*.safetensors")}
 
 
 def started(source, folder, *options, launcher=(), **kinds):
