@@ -1,0 +1,192 @@
+"""What drafts by masks gain on a model's own answers: tokens a call of every shape, from one set of
+texts.
+
+    python -m experiments.real.drafts MODEL ADAPTER test.jsonl --prompts 200 --out drafts.json
+
+The model answers the prompts greedily, one by one. Then the masks after every place of an answer
+draft what follows, each draft drawn with the one before it known, as `Drafted` does. From the number
+of right drafts at each place follow the calls of each shape:
+
+    comb of K    a call commits its right drafts and one token, and has fresh drafts at any place
+    line of K    after a refusal the next call has no drafts, and commits one token
+
+The prompt's call drafts too and counts. The masks of this line stand after the last draft; `Drafted`
+puts them where the text most probably ends. `--check` decodes some of the prompts with `Drafted` and
+says whether its texts and, of a comb, its calls are these.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax import lax
+from jaxtyping import Array, Int
+
+import paradec_jax as pd
+from experiments.common.command import run as run_command
+from experiments.common.record import write_record
+from experiments.real.settings import HERE
+from paradec_jax import decode
+from paradec_jax.data.jsonl import read_examples
+from paradec_jax.evaluate.intervals import bootstrap, ends
+from paradec_jax.losses.drafts import at, mask_rows, text_rows
+from paradec_jax.objectives.answers import answers, asked
+
+PLACES = 64  # of a text whose masks are computed in one call
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    Attributes:
+      model: the model, as for `pd.load`.
+      adapter: folder of `paradec train draft`.
+      data: JSON lines with prompts.
+      prompts: how many of them, drawn by the seed.
+      new_tokens: tokens of an answer, at most.
+      rows: prompts that are decoded together.
+      check: prompts that `Drafted` decodes too, by comb and line of all masks.
+      seed: of the choice of prompts.
+      dtype: of parameters and computation.
+      out: path of the JSON.
+    """
+
+    model: tyro.conf.Positional[str]
+    adapter: tyro.conf.Positional[Path]
+    data: tyro.conf.Positional[Path]
+    prompts: int = 200
+    new_tokens: int = 128
+    rows: int = 16
+    check: int = 8
+    seed: int = 1
+    dtype: str = "float32"
+    out: Path = HERE / "results" / "smollm2-135m-drafts.json"
+
+
+def right_drafts(
+    model: Any, candidates: int, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
+) -> Int[Array, "B T"]:
+    """How many drafts at each place of texts equal what follows there, up to the text's end."""
+    drafter, params = (
+        model.drafter.network,
+        {"network": model.params, "drafter": model.drafter.params},
+    )
+    cache, _ = text_rows(model.network, model.params, tokens)
+    (batch, width), count = tokens.shape, drafter.count
+
+    def some(anchors: Int[Array, "S"]) -> Int[Array, "B S"]:
+        anchors = jnp.broadcast_to(anchors, (batch, len(anchors)))
+        places = anchors[..., None] + 1 + jnp.arange(count)
+        hidden = mask_rows(drafter, params, cache, anchors, places)
+        ids = lax.top_k(model.network.logits(model.params, hidden), candidates)[1]
+
+        def draft(before: Array, j: Array) -> tuple[Array, Array]:
+            informed = drafter.informed(params, hidden[:, :, j], before)
+            best = jnp.argmax(drafter.scores(params, informed, ids[:, :, j]), axis=-1)
+            token = jnp.take_along_axis(ids[:, :, j], best[..., None], axis=-1)[..., 0]
+            return token, token
+
+        known = at(tokens, jnp.minimum(places, width - 1))  # the tokens at a + 1 .. a + k
+        _, drafts = lax.scan(draft, known[..., 0], jnp.arange(count))
+        follows = at(tokens, jnp.minimum(places + 1, width - 1))
+        right = (jnp.moveaxis(drafts, 0, -1) == follows) & (places + 1 < lengths[:, None, None])
+        return jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=-1), axis=-1)
+
+    found = lax.map(some, jnp.arange(width).reshape(-1, PLACES))
+    return jnp.moveaxis(found, 0, 1).reshape(batch, width)
+
+
+def calls_of(
+    right: np.ndarray, prompt: int, length: int, count: int, line: bool
+) -> tuple[int, list[int]]:
+    """Calls of a text whose first `prompt` tokens are given, and how many drafts each accepted."""
+    accepted, known, calls, drafted = (
+        list[int](),
+        prompt + 1,
+        1,
+        True,
+    )  # the prompt's call writes one
+    while known < length:
+        # Drafts of this call stand after the newest token, whose masks were after the one before it.
+        m = min(int(right[known - 2]), count) if drafted else 0
+        accepted.append(m)
+        drafted = not line or m == count or not drafted
+        known, calls = known + m + 1, calls + 1
+    return calls, accepted
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    model = pd.load(options.model, dtype=options.dtype, adapter=options.adapter)
+    count = model.drafter.config.count
+    # Tokenised as training does, into a folder beside the result.
+    examples = read_examples(
+        options.data, model, folder=options.out.parent / ".data", length=10**6, prompts=True
+    )
+    _, prompts = asked(examples, model, options.seed, options.prompts, options.new_tokens, count)
+    texts, calls = answers(prompts, model, decode.AutoRegressive(greedy=True), options.rows)
+    width = -(-prompts.size // PLACES) * PLACES
+    program = jax.jit(lambda tokens, lengths: right_drafts(model, 32, tokens, lengths))
+    found = []
+    for begin in range(0, len(texts), options.rows):
+        some = range(begin, min(begin + options.rows, len(texts)))
+        full = [[*prompts.tokens[i][: prompts.lengths[i]], *texts[i]] for i in some]
+        tokens = np.zeros((options.rows, width), np.int32)
+        lengths = np.zeros(options.rows, np.int32)
+        for row, ids in enumerate(full):
+            tokens[row, : len(ids)], lengths[row] = ids, len(ids)
+        right = np.asarray(program(tokens, lengths))
+        found += [
+            (right[row], int(prompts.lengths[i]), len(full[row])) for row, i in enumerate(some)
+        ]
+
+    rows: dict[str, Any] = {}
+    for line in (False, True):
+        for masks in range(1, count + 1):
+            each = [calls_of(*one, masks, line) for one in found]
+            written = np.asarray([length - prompt for _, prompt, length in found])
+            taken = np.asarray([one for one, _ in each])
+            accepted = np.bincount(
+                np.concatenate([np.asarray(a, int) for _, a in each]), minlength=masks + 1
+            )
+            name = f"{'line' if line else 'comb'} of {masks}"
+            rows[name] = {
+                "tokens a call": float(written.sum() / taken.sum()),
+                "range": ends(bootstrap(written, taken)),
+                "accepted": (accepted / accepted.sum()).round(3).tolist(),
+                "positions": 2 * masks + 1 if line else (masks + 1) ** 2,
+            }
+            print(f"{name:10} {rows[name]}", flush=True)
+    checked = {}
+    some = min(options.check, len(texts))
+    for places, name in ((None, f"comb of {count}"), (1, f"line of {count}")) if some else ():
+        subset = dataclasses.replace(
+            prompts,
+            tokens=prompts.tokens[:some],
+            lengths=prompts.lengths[:some],
+            keys=prompts.keys[:some],
+        )
+        wrote, took = answers(subset, model, decode.Drafted(greedy=True, places=places), some)
+        checked[name] = {
+            "equal": int(np.sum([a == b for a, b in zip(wrote, texts[:some], strict=True)])),
+            "of": some,
+            "calls": took,
+            "known": int(sum(calls_of(*one, count, places == 1)[0] for one in found[:some])),
+        }
+        print(f"decoded, {name}: {checked[name]}", flush=True)
+    results = {
+        "answers": len(texts),
+        "tokens": int(sum(map(len, texts))),
+        "calls one by one": calls,
+    }
+    write_record(
+        options.out, options, results | {"rows": rows, "decoded": checked}, dtypes=(options.dtype,)
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)
