@@ -162,20 +162,20 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             }
             print(f"{name:10} {rows[name]}", flush=True)
     checked = {}
-    some = min(options.check, len(texts))
-    for places, name in ((None, f"comb of {count}"), (1, f"line of {count}")) if some else ():
+    few = min(options.check, len(texts))
+    for places, name in ((None, f"comb of {count}"), (1, f"line of {count}")) if few else ():
         subset = dataclasses.replace(
             prompts,
-            tokens=prompts.tokens[:some],
-            lengths=prompts.lengths[:some],
-            keys=prompts.keys[:some],
+            tokens=prompts.tokens[:few],
+            lengths=prompts.lengths[:few],
+            keys=prompts.keys[:few],
         )
-        wrote, took = answers(subset, model, decode.Drafted(greedy=True, places=places), some)
+        wrote, took = answers(subset, model, decode.Drafted(greedy=True, places=places), few)
         checked[name] = {
-            "equal": int(np.sum([a == b for a, b in zip(wrote, texts[:some], strict=True)])),
-            "of": some,
+            "equal": int(sum([a == b for a, b in zip(wrote, texts[:few], strict=True)])),
+            "of": few,
             "calls": took,
-            "known": int(sum(calls_of(*one, count, places == 1)[0] for one in found[:some])),
+            "known": int(sum(calls_of(*one, count, places == 1)[0] for one in found[:few])),
         }
         print(f"decoded, {name}: {checked[name]}", flush=True)
     results = {

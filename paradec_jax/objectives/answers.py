@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,16 +13,19 @@ import numpy as np
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
+from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
 from paradec_jax.decode.machine.request import keys_of, seed_words
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.timing import Case, planned_bytes
 from paradec_jax.generate import BUCKET
-from paradec_jax.objectives.folder import say
-from paradec_jax.objectives.job import Job
+from paradec_jax.io import atomic_write_text, hold
+from paradec_jax.objectives.folder import by_first, say
+from paradec_jax.objectives.job import Job, Stopped
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.store import Model
 from paradec_jax.text.chat import as_prompts
+from paradec_jax.train.identity import checksums
 
 MEASURED = 64  # held-out prompts that are decoded
 ROWS = 32  # of them that are decoded together
@@ -89,6 +93,79 @@ def batches(
             say(f"{line}, {done} of {len(numbers)} prompts are done")
         batch = numbers[done : done + fit]
         yield batch, prompts.request(np.resize(batch, fit))
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """How prompts of the data are answered, before a model learns from its answers.
+
+    Attributes:
+      name: name of the collection, in lines and errors.
+      folder: folder of its trajectories, beside which a file says that all are there.
+      setting: decoder and knobs.
+      block: tokens of a block of the trajectories.
+      seed, problems, new_tokens, window: as for `asked`.
+      rows: prompts that are decoded together.
+    """
+
+    name: str
+    folder: Path
+    setting: Setting
+    block: int
+    seed: int
+    problems: int | None
+    new_tokens: int
+    window: int
+    rows: int
+
+    def collected(
+        self, job: Job, model: Model, items: Callable[..., list[Generation]]
+    ) -> Trajectories:
+        """The answers of a model; a collection that was stopped goes on with the prompts that it
+        lacks.
+
+        Args:
+          job: the run.
+          model: the model.
+          items: bound decoder, its parameters, request, knobs and ids of its rows -> generations.
+
+        Raises:
+          Stopped: the time of the call is over before all are there.
+        """
+        done, model = self.folder.parent / "collected", here(model)
+
+        @hold(self.folder.parent)
+        def work() -> None:
+            if done.exists():  # nothing is added to what a training may have begun with
+                return
+            settings = {
+                "examples": job.examples.digest,
+                "new_tokens": self.new_tokens,
+                "seed": self.seed,
+                "model": sum(checksums(model.params)),
+            }
+            claim(self.folder, self.block, settings)
+            ids, prompts = asked(
+                job.examples, model, self.seed, self.problems, self.new_tokens, self.window
+            )
+            case = case_of(self.setting, model, prompts.size)
+            left = np.flatnonzero(~np.isin(ids, [*Trajectories(self.folder).decoded]))
+            for batch, request in batches(self.name, case, prompts, left, self.rows):
+                if time.monotonic() > job.until:
+                    say(
+                        "the minutes are over before all answers are there: "
+                        "the same command goes on"
+                    )
+                    return
+                of = ids[np.resize(batch, request.batch)].tolist()
+                found = items(case.decoder, case.params, request, case.knobs, of)
+                append(self.folder, found[: len(batch)])
+            atomic_write_text(done, "")
+
+        by_first(self.name, work)
+        if not done.exists():
+            raise Stopped(0)
+        return Trajectories(self.folder)
 
 
 def answers(

@@ -21,16 +21,15 @@ import numpy as np
 from paradec_jax import decode
 from paradec_jax.config import CausalConfig, DraftConfig
 from paradec_jax.data.jsonl import Examples
-from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
+from paradec_jax.data.trajectories import Generation, Trajectories
 from paradec_jax.decode.machine.knobs import RepetitionKnobs
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
-from paradec_jax.io import atomic_write_text, hold
 from paradec_jax.losses import DraftRules, draft_loss
 from paradec_jax.models.drafts import DraftNetwork
-from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, gain, here
-from paradec_jax.objectives.folder import by_first, say
-from paradec_jax.objectives.job import Job, Stopped, Training
+from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, gain, here
+from paradec_jax.objectives.folder import say
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
 from paradec_jax.store.model import Drafter, Model
 
@@ -85,49 +84,30 @@ class Draft(Training):
         return dataclasses.replace(model, drafter=drafter, decoder="drafted")
 
     def answered(self, job: Job) -> Examples:
-        """The model's answers to the prompts of the data, as examples whose answers count.
+        """The model's answers to the prompts of the data, as examples whose answers count."""
 
-        Raises:
-          Stopped: the time of the call is over before all are there.
-        """
-        folder, done = job.folder / "answers", job.folder / "answered"
-        model, seed = here(job.model), job.run.seed
+        def items(decoder: Any, params: Any, request: Any, knobs: Any, of: list[int]) -> Any:
+            decoded = decode.run(decoder, params, request, knobs)
+            rows = zip(np.asarray(request.tokens), np.asarray(request.lengths), strict=True)
+            prompts = [row[:length] for row, length in rows]
+            return [*map(generation, of, prompts, decoded.completions())]
 
-        @hold(job.folder)
-        def work() -> None:
-            if done.exists():  # nothing is added to what a training may have begun with
-                return
-            settings = {
-                "examples": job.examples.digest,
-                "new_tokens": self.new_tokens,
-                "seed": seed,
-                "temperature": self.temperature,
-            }
-            claim(folder, PIECE, settings)
-            ids, prompts = asked(
-                job.examples, model, seed, self.problems, self.new_tokens, self.masks
-            )
-            greedy = self.temperature == 0
-            decoder, knobs = decode.AutoRegressive(greedy=greedy), None
-            if not greedy:
-                knobs = RepetitionKnobs(temperature=self.temperature)
-            case = case_of(Setting("", decoder, knobs), model, prompts.size)
-            left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
-            for batch, request in batches("answers", case, prompts, left, self.rows):
-                if time.monotonic() > job.until:
-                    say(
-                        "the minutes are over before all answers are there: the same command goes on"
-                    )
-                    return
-                texts = decode.run(case.decoder, case.params, request, knobs).completions()
-                rows = zip(batch, texts, strict=False)  # the request may be filled up
-                append(folder, [generation(ids[i], prompts, i, text) for i, text in rows])
-            atomic_write_text(done, "")
-
-        by_first("answers", work)
-        if not done.exists():
-            raise Stopped(0)
-        return examples_of(Trajectories(folder), job.examples.digest, job.length)
+        greedy = self.temperature == 0
+        asking = Asking(
+            name="answers",
+            folder=job.folder / "answers" / "trajectories",
+            setting=Setting(
+                "", decode.AutoRegressive(greedy=greedy), RepetitionKnobs(self.temperature)
+            ),
+            block=PIECE,
+            seed=job.run.seed,
+            problems=self.problems,
+            new_tokens=self.new_tokens,
+            window=self.masks,
+            rows=self.rows,
+        )
+        answered = asking.collected(job, job.model, items)
+        return examples_of(answered, job.examples.digest, job.length)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:
         """Tokens a call on held-out prompts and seconds a token of one row, before and after; the
@@ -144,11 +124,10 @@ class Draft(Training):
         return gain(*texts, wanted) | seconds(prompts, model, drafted)
 
 
-def generation(number: int, prompts: Prompts, row: int, text: list[int]) -> Generation:
+def generation(number: int, prompt: np.ndarray, text: list[int]) -> Generation:
     """An answer as trajectories are stored: pieces of `PIECE` tokens, of one iterate each."""
     pieces = np.pad(np.asarray(text, np.int32), (0, -len(text) % PIECE)).reshape(-1, 1, PIECE)
-    prompt = np.asarray(prompts.tokens[row][: prompts.lengths[row]])
-    return Generation(int(number), prompt, list(pieces), len(text))
+    return Generation(number, prompt, list(pieces), len(text))
 
 
 def examples_of(answered: Trajectories, digest: str, length: int) -> Examples:

@@ -11,7 +11,6 @@ both.
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -22,19 +21,16 @@ from paradec_jax import decode
 from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, pair_batches, worth_training
-from paradec_jax.data.trajectories import Trajectories, append, claim
+from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.cases import case_of
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
-from paradec_jax.io import atomic_write_text, hold
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.objectives.answers import MEASURED, answers, asked, batches, ending, gain, here
-from paradec_jax.objectives.folder import by_first, say
-from paradec_jax.objectives.job import Job, Stopped, Training
+from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, ending, gain, here
+from paradec_jax.objectives.folder import say
+from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
 from paradec_jax.store import Model
-from paradec_jax.train.identity import checksums
 
 RULES = ConsistencyRules(
     context="clean",
@@ -107,48 +103,23 @@ class Jacobi(Training):
         return dataclasses.replace(model, decoder=f"jacobi --block {self.block[-1]} --running")
 
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
-        """The trajectories of a round; a collection that was stopped goes on with the prompts that
-        it lacks.
+        """The trajectories of a round."""
 
-        Raises:
-          Stopped: the time of the call is over before the collection is.
-        """
-        folder = job.folder / f"round-{which}" / "trajectories"
-        done = folder.parent / "collected"
-        model, seed = here(model), job.run.seed + which
+        def items(decoder: Any, params: Any, request: Any, knobs: Any, of: list[int]) -> Any:
+            return collect(decoder, params, request, of)
 
-        @hold(folder.parent)
-        def work() -> None:
-            if done.exists():  # nothing is added to what a training may have begun with
-                return
-            settings = {
-                "examples": job.examples.digest,
-                "new_tokens": self.new_tokens,
-                "seed": seed,
-                "model": sum(checksums(model.params)),
-            }
-            claim(folder, block, settings)
-            ids, prompts = asked(
-                job.examples, model, seed, self.problems, self.new_tokens, max(self.block)
-            )
-            case = case_of(Setting("", decode.Jacobi(block=block)), model, prompts.size)
-            left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
-            for batch, request in batches(f"round {which}", case, prompts, left, self.rows):
-                if time.monotonic() > job.until:
-                    say(
-                        "the minutes are over before all answers are there: "
-                        "the same command goes on"
-                    )
-                    return
-                of = ids[np.resize(batch, request.batch)].tolist()
-                items = collect(case.decoder, case.params, request, of)
-                append(folder, items[: len(batch)])
-            atomic_write_text(done, "")
-
-        by_first(f"trajectories {which}", work)
-        if not done.exists():
-            raise Stopped(0)
-        return Trajectories(folder)
+        asking = Asking(
+            name=f"round {which}",
+            folder=job.folder / f"round-{which}" / "trajectories",
+            setting=Setting("", decode.Jacobi(block=block)),
+            block=block,
+            seed=job.run.seed + which,
+            problems=self.problems,
+            new_tokens=self.new_tokens,
+            window=max(self.block),
+            rows=self.rows,
+        )
+        return asking.collected(job, model, items)
 
     def data(
         self, job: Job, answered: Trajectories, indices: np.ndarray, seed: int

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # In collecting and in training.
 PLACES = {
     "jacobi": ("round-0/trajectories/shard-00003.npy", "round-0/checkpoints/3"),
-    "draft": ("answers/shard-00003.npy", "draft/checkpoints/3"),
+    "draft": ("answers/trajectories/shard-00003.npy", "draft/checkpoints/3"),
 }
 
 
