@@ -122,6 +122,10 @@ def calls_of(
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     model = pd.load(options.model, dtype=options.dtype, adapter=options.adapter)
+    if model.drafter is None:
+        raise ValueError(
+            f"{options.adapter} is an adapter without masks: paradec train draft makes one"
+        )
     count = model.drafter.config.count
     # Tokenised as training does, into a folder beside the result.
     examples = read_examples(
