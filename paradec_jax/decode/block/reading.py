@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead, read_states
 from paradec_jax.decode.canvas.canvas import Canvas
@@ -36,6 +36,7 @@ def read_prompt(
     request: Request,
     opens: bool,
     vectors: Array | None = None,
+    causal: bool = False,
 ) -> tuple[AnyBlocks, BlockRead]:
     """Reads the whole blocks that each row is given in one call, and commits nothing.
 
@@ -45,6 +46,7 @@ def read_prompt(
       opens: read each row's open block along with them. Otherwise a row without a whole block calls
         nothing.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
+      causal: no position of the whole blocks sees a later one.
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached
     prompt, from_prompt = request.tokens.shape[1], canvas.origin == "prompt"
@@ -54,8 +56,10 @@ def read_prompt(
         positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
         inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
         mask = None
-        if from_prompt or block != network.block:
+        if from_prompt or block != network.block or causal:
             mask = masks.block_causal(positions, block, canvas.first)
+            if causal:
+                mask &= masks.causal(width) | (positions >= cached[:, None])[..., None]
         out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
         return out.hidden, out.kv, out.counts
 
@@ -77,7 +81,12 @@ def read_prompt(
 
 
 def read_block(
-    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
+    decoder: Any,
+    params: Any,
+    canvas: AnyBlocks,
+    fuse: bool,
+    vectors: Array | None = None,
+    causal: Bool[Array, "B W"] | None = None,
 ) -> tuple[AnyBlocks, BlockRead]:
     """One call on what follows each row's trusted cache: its open block, or one to be stored.
 
@@ -94,12 +103,13 @@ def read_block(
       canvas: canvas before the call, which begins at `cached`.
       fuse: read the block after a clean one along with it.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
+      causal: rows of the block at `cached` that see no later one of it; None where all see it whole.
     """
     at, clean, running = canvas.cached, canvas.clean, ~canvas.rows.done
     inputs = window(canvas.rows.tokens if vectors is None else vectors, at, canvas.block)
     first, follows = jnp.zeros_like(at), clean if fuse else None
     canvas, call = read_states(
-        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors
+        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors, causal
     )
     hidden = call.each[:, 0]
     canvas = canvas.after_block(clean, canvas.block, hidden[:, -1:])

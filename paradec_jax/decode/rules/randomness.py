@@ -18,7 +18,9 @@ class Purpose(enum.IntEnum):
     NOISE = 2
     FILLER = 3
     DRAFT = 4
+    ACCEPT = 5
     REVEAL = 6
+    RESIDUAL = 7
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:
