@@ -13,15 +13,15 @@ from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
 from paradec_jax.decode.block.self_verified import (
     SelfVerifiedCanvas,
     SelfVerifiedKnobs,
-    ask_verifier,
     routed,
     worth,
 )
+from paradec_jax.decode.block.verifier import ask_verifier
 from paradec_jax.decode.canvas.choose import THRESHOLD, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, Number, knob
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.rules import score, select, speculate
-from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.sampling import (
     filtered_probabilities,
     inverse_cdf,
@@ -279,8 +279,7 @@ class ReleasedVerified(RuledDecoder):
         ):
             given = getattr(state.rows.recorded, name, None)
             if given is None:
-                keys = fold(state.rows.keys, of, places, state.drafted)
-                numbers[name] = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+                numbers[name] = uniform_at(state.rows.keys, of, places, state.drafted)
             else:
                 of_call = jnp.minimum(state.drafted, given.shape[1] - 1)
                 numbers[name] = jax.vmap(lambda x, call: x[call])(given, of_call).reshape(

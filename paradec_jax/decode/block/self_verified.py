@@ -3,13 +3,10 @@ block length one. It needs no training.
 
 ::
 
-    canvas      a _ _ _                S, the first run of masks: positions 1 to 3
-    draft       . b c d                x ~ p, the block seen whole
-    verifier    a b c d | 1 2 3        one call: the drafts token-causally, and a mask a position
-                sees a  |   _          that sees the drafts before its position, and itself
-                     a b |    _
-                     a b c |    _      q, what the model of block length one says there
-    canvas      a b e _                b accepted with min(1, q / p), c refused, e ~ (q - p)+
+    canvas      a _ _ _       S, the first run of masks: positions 1 to 3
+    draft       . b c d       x ~ p, the block seen whole
+    verifier    . _ _ _       q, each position given those before it: a, then a b, then a b c
+    canvas      a b e _       b accepted with min(1, q / p), c refused, e ~ (q - p)+
 """
 
 import dataclasses
@@ -20,19 +17,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead
+from paradec_jax.decode.block.verifier import ask_verifier
+from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
 from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, Number, Whole, knob
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import unless_idle
-from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 from paradec_jax.decode.rules import score, select, speculate
-from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
 from paradec_jax.decode.rules.sampling import distribution, draw
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import where_rows, window
+from paradec_jax.decode.rules.windows import where_rows
 
 BY_SCORE = ("route", ("score",))
 
@@ -169,13 +164,14 @@ class SelfVerified(BlockDecoder):
         likely = [without_mask(x, self.mask) for x in (logits, judged)]
         p, q = (distribution(x, knobs, self.top_p_rule, self.greedy) for x in likely)
         # From left to right, x is accepted with min(1, (q / p)^t) ...
-        uniforms = self._uniforms(state, step)
+        positions = at[:, None] + jnp.arange(self.block)
+        uniforms = uniform_at(state.rows.keys, Purpose.ACCEPT, positions, step)
         chance, accepted, refused, rest = speculate.judge(
             p, q, draft.tokens, span & verifies[:, None], knobs.exponent, uniforms
         )
         # ... and in the place of the first one that is not a token is drawn from (q - p)+.
-        place = at[:, None] + jnp.argmax(refused, axis=1, keepdims=True)
-        other = self._redraw(rest, place, state, step)
+        place = at + jnp.argmax(refused, axis=1)
+        other = self._redraw(rest, place[:, None], state.rows.keys, step)
         tokens = jnp.where(refused, other, draft.tokens)
         where = accepted | refused | (sure & self.extras)
         # A row that is not verified does the threshold rule's step.
@@ -204,23 +200,17 @@ class SelfVerified(BlockDecoder):
         value = worth(alpha, span, sure, knobs)
         return value, routed(value, verified, knobs) & jnp.any(span, axis=1)
 
-    def _uniforms(self, state: SelfVerifiedCanvas, step: Int[Array, "B"]) -> Float[Array, "B W"]:
-        """A number for each position of the block, by which its draft is accepted."""
-        positions = state.cached[:, None] + jnp.arange(self.block)
-        keys = fold(state.rows.keys, Purpose.ACCEPT, positions, step)
-        return jax.vmap(jax.vmap(jax.random.uniform))(keys)
-
     def _redraw(
         self,
         rest: Float[Array, "B 1 V"],
         place: Int[Array, "B 1"],
-        state: SelfVerifiedCanvas,
+        keys: Array,
         step: Int[Array, "B"],
     ) -> Int[Array, "B 1"]:
         """A token of what the acceptance left of q; at temperature 0 that is one token's."""
         if self.greedy:
             return jnp.argmax(rest, axis=-1).astype(jnp.int32)
-        return draw(rest, fold(state.rows.keys, Purpose.RESIDUAL, place, step))
+        return draw(rest, fold(keys, Purpose.RESIDUAL, place, step))
 
 
 def worth(
@@ -242,50 +232,3 @@ def routed(value: Float[Array, "B"], verified: Bool[Array, "B"], knobs: Any) -> 
     """Rows that are verified: from `verify_from` on, after a verified step down to `verify_until`."""
     low = jnp.minimum(knobs.verify_until, knobs.verify_from)
     return value >= jnp.where(verified, low, knobs.verify_from)
-
-
-def ask_verifier(
-    decoder: Any,
-    params: Any,
-    canvas: AnyBlocks,
-    drafts: Int[Array, "B W"],
-    rows: Bool[Array, "B"],
-) -> tuple[AnyBlocks, Float[Array, "B W V"]]:
-    """One call on the block with its drafts, and on a mask at each position, which sees the drafts
-    before it; skipped where no row asks.
-
-    Args:
-      decoder, params: with a field `network`, and its parameters.
-      canvas: canvas, whose block begins at `cached`.
-      drafts: tokens for its masks, [B, W].
-      rows: rows that ask, [B].
-
-    Returns:
-      The canvas with counts, and the verifier's logits at each position.
-    """
-    network, block, at = decoder.network, canvas.block, canvas.cached
-    filled = jnp.where(canvas.masked(rows), drafts, window(canvas.rows.tokens, at, block))
-    masks = jnp.full((len(at), block, block), decoder.mask, jnp.int32)
-    tokens = jnp.concatenate([filled[:, None], masks], axis=1)
-    index = jnp.arange(1 + block)
-    windows = Windows(
-        tokens,
-        at[:, None] + jnp.maximum(index - 1, 0),
-        jnp.repeat(rows[:, None], 1 + block, axis=1),
-        parent=jnp.minimum(index - 1, 0),
-        row=index - 2,
-        lengths=(block, *[1] * block),
-        causal=jnp.ones(tokens.shape, bool),
-    )
-
-    def read(hidden: Array) -> Reading:
-        return Reading(rest=network.logits(params, hidden[:, 1:, 0]))
-
-    def call() -> tuple[Any, ...]:
-        prefix = Prefix(canvas.cache, at)
-        out = forward_tree(network, params, prefix, windows, read, bounded=True)
-        return out.rest, out.counts
-
-    logits, counts = unless_idle(call, rows)
-    counts = {name: amount * rows for name, amount in counts.items()}
-    return canvas.spend(counts, 2 * block * rows, rows.astype(jnp.int32)), logits
