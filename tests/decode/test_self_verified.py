@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
+from marks import slow
 from stubs import JointBlocks, tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
@@ -133,13 +134,15 @@ def test_texts_of_a_model_have_the_law_of_blocks_of_one():
     assert excess(texts(network, params, 5, 3_000), law, 3) > 8, "keys of blocks seen whole"
 
 
-@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_greedy_texts_are_those_of_blocks_of_one(fused):
+@pytest.mark.parametrize(
+    ("alignment", "fused"), [("own", True), ("next", True), slow("own", False)]
+)
+def test_greedy_texts_are_those_of_blocks_of_one(alignment, fused):
     """From prompts with whole blocks and without, of a model of random weights."""
     params, request = tiny_blocks_params(1, 3.0), tiny_request(11, seed=2)
-    spec, size = TokenSpec(mask=31, alignment="own"), 24
+    spec, size = TokenSpec(mask=31, alignment=alignment), 24
     options = {"fuse_store": fused, "fuse_prompt": fused}
-    one = decode.BlockDenoising(tiny_blocks(block=1), size, spec, rule="static")
+    one = decode.BlockDenoising(tiny_blocks(block=1), size, spec, rule="sequential")
     want = decode.run(one, params, request, one.Knobs())
     decoder = decode.SelfVerified(tiny_blocks(), size, spec, causal=True, **options)
     found = decode.run(decoder, params, request, decoder.Knobs())

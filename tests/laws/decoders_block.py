@@ -92,7 +92,15 @@ BLOCKS = {
         first=(2, 1),
     ),
     "self-verified-by-score": block_row(
-        decode.SelfVerified, 2, None, {"price": 0.5}, first=(1, 0), each=3, route="score", **APART
+        decode.SelfVerified,
+        2,
+        None,
+        {"price": 0.5},
+        first=(1, 0),
+        alignment="next",
+        each=3,
+        route="score",
+        **APART,
     ),
     "elastic": block_row(
         ElasticDenoising,

@@ -131,7 +131,6 @@ class SelfVerified(BlockDecoder):
     causal: bool = False
     rule: ClassVar[str] = "dynamic"
     Knobs: ClassVar[type] = SelfVerifiedKnobs
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
     WORDS = {**BlockDecoder.WORDS, "route": ("span", "score")}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SelfVerifiedKnobs) -> SelfVerifiedCanvas:

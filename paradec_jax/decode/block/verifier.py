@@ -6,6 +6,8 @@
     position      4 5 6 7 | 4 5 6 7
     c sees        a b c   |               token-causally, what is cached too
     mask at 6     a b     |     _         the drafts before its position, and itself
+
+Where logits are about the next position, the rows of the drafts themselves say it, without masks.
 """
 
 from typing import Any
@@ -41,21 +43,25 @@ def ask_verifier(
     """
     network, block, at = decoder.network, canvas.block, canvas.cached
     filled = jnp.where(canvas.masked(rows), drafts, window(canvas.rows.tokens, at, block))
-    masks = jnp.full((len(at), block, block), decoder.mask, jnp.int32)
-    tokens = jnp.concatenate([filled[:, None], masks], axis=1)
-    index = jnp.arange(1 + block)
+    own, tokens = canvas.previous is None, filled[:, None]
+    if own:
+        masks = jnp.full((len(at), block, block), decoder.mask, jnp.int32)
+        tokens = jnp.concatenate([tokens, masks], axis=1)
+    single = block * own
+    index = jnp.arange(1 + single)
     windows = Windows(
         tokens,
         at[:, None] + jnp.maximum(index - 1, 0),
-        jnp.repeat(rows[:, None], 1 + block, axis=1),
+        jnp.repeat(rows[:, None], 1 + single, axis=1),
         parent=jnp.minimum(index - 1, 0),
         row=index - 2,
-        lengths=(block, *[1] * block),
+        lengths=(block, *[1] * single),
         causal=jnp.ones(tokens.shape, bool),
     )
 
     def read(hidden: Array) -> Reading:
-        return Reading(rest=network.logits(params, hidden[:, 1:, 0]))
+        about = hidden[:, 1:, 0] if own else canvas.aligned(hidden[:, 0])
+        return Reading(rest=network.logits(params, about))
 
     def call() -> tuple[Any, ...]:
         prefix = Prefix(canvas.cache, at)
@@ -64,4 +70,4 @@ def ask_verifier(
 
     logits, counts = unless_idle(call, rows)
     counts = {name: amount * rows for name, amount in counts.items()}
-    return canvas.spend(counts, 2 * block * rows, rows.astype(jnp.int32)), logits
+    return canvas.spend(counts, (block + single) * rows, rows.astype(jnp.int32)), logits
