@@ -9,14 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
+from paradec_jax.decode.block.reading import ask_verifier, fresh, read_block, read_prompt
 from paradec_jax.decode.block.self_verified import (
     SelfVerifiedCanvas,
     SelfVerifiedKnobs,
     routed,
     worth,
 )
-from paradec_jax.decode.block.verifier import ask_verifier
 from paradec_jax.decode.canvas.choose import THRESHOLD, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, Number, knob
 from paradec_jax.decode.machine.request import RecordedDraws, Request

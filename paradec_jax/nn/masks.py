@@ -102,8 +102,8 @@ def block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B 
 
 
 def windows(
-    sizes: Sequence[int], sees: Int[Array, "*B R R"], causal: bool | Bool[Array, "*B W"]
-) -> Bool[Array, "*B W W"]:
+    sizes: Sequence[int], sees: Int[Array, "*B R R"], causal: bool | Bool[Array, "... W"]
+) -> Bool[Array, "... W W"]:
     """Windows side by side: each sees itself, and the first rows of others (of 3, 1 and 2 positions
     drawn; the second sees two rows of the first, the third one).
 

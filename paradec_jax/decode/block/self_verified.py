@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.block.verifier import ask_verifier
+from paradec_jax.decode.block.reading import ask_verifier, fresh, read_block, read_prompt
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
 from paradec_jax.decode.canvas.canvas import Choice
 from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, threshold_at
