@@ -125,6 +125,7 @@ BLOCK_DIFFUSION = Family(
     decoders={
         "residual_speculative": decode.ResidualSpeculative(),
         "residual": decode.Residual(),
+        "self_verified": decode.SelfVerified(),
         "block": decode.BlockDenoising(),
     },
     baseline="block",

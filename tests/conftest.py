@@ -21,7 +21,7 @@ UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
 # Of so many settings of a replay, by a word of its file, the first is quick.
-QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3}
+QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3, "selfverify": 5}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes

@@ -43,6 +43,16 @@ def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Cou
     return calls, positions
 
 
+def verified_block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """Two calls a block, whose drafts are all right: a draft, which stores the block before, and a
+    verification of twice the block's positions.
+    """
+    block, limit = options["block"], prompt + new
+    given = prompt // block * block
+    blocks = -(-(limit - given) // block)
+    return 2 * blocks, given + block * (3 * blocks + blocks - 1)
+
+
 def residual_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """One token a call and `steps` of the head after it; the head stores what the network stores."""
     block, steps, fused = (

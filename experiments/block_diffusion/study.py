@@ -26,7 +26,7 @@ from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels, if_possible
 from experiments.common.ratios import times
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
+from paradec_jax import BlockDenoising, ResidualSpeculative, SelfVerified, load, store
 
 Study = Callable[[Shop], Sequence[Line]]
 
@@ -129,6 +129,25 @@ def adaptive(shop: Shop) -> list[Line]:
     return found
 
 
+def verified(shop: Shop) -> list[Line]:
+    """Self-verification (S2D2) beside plain thresholds: always, by score and with extras, each with
+    the stores of the checkpoint and token-causal ones.
+    """
+    found = [shop.baseline()]
+    found += [shop.base("dynamic", threshold=tau) for tau in shop.options.thresholds]
+    most = max(shop.options.thresholds)
+    for causal in (False, True):
+        for options, knobs in (
+            ({}, {}),
+            ({"route": "score"}, {"threshold": most}),
+            ({"extras": True}, {"threshold": most}),
+        ):
+            decoder = SelfVerified(causal=causal, **options)
+            place = shop.options.first
+            found.append(shop.line("self-verified", place, "self_verified", decoder, **knobs))
+    return found
+
+
 STUDIES: dict[str, tuple[str, Study]] = {
     "table1": ("Residual against direct modelling (Table 1)", table1),
     "table2": ("Static decoding, direct and speculative (Table 2)", table2),
@@ -159,6 +178,7 @@ STUDIES: dict[str, tuple[str, Study]] = {
         lambda shop: dynamic(shop, shop.options.steps_ahead),
     ),
     "adaptive": ("Thresholds of backbone and head", adaptive),
+    "verified": ("Self-verification beside thresholds", verified),
 }
 
 

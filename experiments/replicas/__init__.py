@@ -16,6 +16,7 @@ from experiments.replicas.position_wise import LossyPositionWise
 from experiments.replicas.prompt_lookup import ReleasedPromptLookup
 from experiments.replicas.residual import ReleasedSpeculative, ReleasedVeto
 from experiments.replicas.running_window import ReleasedRunningWindow
+from experiments.replicas.self_verified import RecordedVerifications, ReleasedVerified
 from experiments.replicas.strided import ReleasedStrided
 from experiments.replicas.wave import RecordedWave
 from experiments.replicas.wavefront import ReleasedWavefront
@@ -24,6 +25,7 @@ __all__ = [
     "LossyPositionWise",
     "RecordedBlocks",
     "RecordedRaces",
+    "RecordedVerifications",
     "RecordedWave",
     "ReleasedAdaptive",
     "ReleasedDenoising",
@@ -35,6 +37,7 @@ __all__ = [
     "ReleasedRunningWindow",
     "ReleasedSpeculative",
     "ReleasedStrided",
+    "ReleasedVerified",
     "ReleasedVeto",
     "ReleasedWavefront",
 ]

@@ -4,6 +4,7 @@ from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
+from paradec_jax.decode.block.self_verified import SelfVerified
 from paradec_jax.decode.block.soft_block import SoftBlock
 from paradec_jax.decode.causal.drafted import Drafted
 from paradec_jax.decode.causal.jacobi import Jacobi
@@ -48,6 +49,7 @@ __all__ = [
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
+    "SelfVerified",
     "SoftBlock",
     "SoftGiven",
     "SoftMasked",

@@ -45,6 +45,9 @@ ROWS = {
         block --rule entropy
         block --rule factor
         block --rule threshold
+        self_verified
+        self_verified --causal
+        self_verified --route score
         residual_speculative --rule static --head zero
         residual_speculative --rule static
         residual_speculative --head zero

@@ -102,8 +102,8 @@ def block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B 
 
 
 def windows(
-    sizes: Sequence[int], sees: Int[Array, "*B R R"], causal: bool
-) -> Bool[Array, "*B W W"]:
+    sizes: Sequence[int], sees: Int[Array, "*B R R"], causal: bool | Bool[Array, "... W"]
+) -> Bool[Array, "... W W"]:
     """Windows side by side: each sees itself, and the first rows of others (of 3, 1 and 2 positions
     drawn; the second sees two rows of the first, the third one).
 
@@ -119,13 +119,11 @@ def windows(
     Args:
       sizes: positions of each of R windows, W together.
       sees: rows of each other one that each window sees.
-      causal: no position of a window sees a later one of it.
+      causal: no position of a window sees a later one of it; of each position whether it does not.
     """
     index = np.repeat(np.arange(len(sizes)), sizes)
     offset = np.concatenate([np.arange(size) for size in sizes])
-    own = index[:, None] == index
-    if causal:
-        own &= offset[:, None] >= offset
+    own = (index[:, None] == index) & (~jnp.expand_dims(causal, -1) | (offset[:, None] >= offset))
     return own | (offset < sees[..., index, :][..., index])
 
 

@@ -7,7 +7,12 @@ from typing import Any
 
 from decoder_rows import Row
 from plain_baselines import Count
-from plain_canvas import block_count, drafted_block_count, residual_count
+from plain_canvas import (
+    block_count,
+    drafted_block_count,
+    residual_count,
+    verified_block_count,
+)
 from stubs import StubDenoiser, StubHead
 
 from experiments import replicas
@@ -80,6 +85,23 @@ BLOCKS = {
         decode.BlockDenoising, 4, None, {"steps": 2}, first=(1, 0), rule="random"
     ),
     "soft-block": block_row(decode.SoftBlock, 4, block_count, SURE, log_probs=True),
+    "self-verified": dataclasses.replace(
+        block_row(
+            decode.SelfVerified, 4, verified_block_count, causal=True, log_probs=True, each=3
+        ),
+        first=(2, 1),
+    ),
+    "self-verified-by-score": block_row(
+        decode.SelfVerified,
+        2,
+        None,
+        {"price": 0.5},
+        first=(1, 0),
+        alignment="next",
+        each=3,
+        route="score",
+        **APART,
+    ),
     "elastic": block_row(
         ElasticDenoising,
         2,
@@ -138,5 +160,10 @@ BLOCKS = {
         batch_wide=True,
     ),
     "released-veto": head_row(replicas.ReleasedVeto, 2, None, {"threshold": 0.5}, first=(1, 0)),
+    "released-verified": dataclasses.replace(
+        block_row(replicas.ReleasedVerified, 2, None, {"temperature": 0.01}, first=(1, 0), each=3),
+        overruns=True,
+        only_greedy=True,
+    ),
     "lossy-position-wise": head_row(replicas.LossyPositionWise, 2, first=(1, 0), each=3),
 }

@@ -324,6 +324,8 @@ SELDOM = (
     "residual-next",
     "residual-speculative-next",
     "residual-veto",
+    "self-verified",
+    "self-verified-by-score",
 )
 
 

@@ -216,6 +216,8 @@ REFUSED = {
     "ResidualVeto(judge='mood')": "judge must be one of change, confidence, not 'mood'",
     "run(headed(RIGHT, ResidualVeto, judge='confidence'), params=TWO, delta=1.0)": "delta needs judge change",
     "run(headed(RIGHT, ResidualVeto), params=TWO, factor=1.0)": "factor needs rule factor, not dynamic",
+    "SelfVerified(route='mood')": "route must be one of span, score, not 'mood'",
+    "run(SelfVerified(BLOCKS, SIZE, OWN), price=1.0)": "price needs route score, not span",
     "ResidualSpeculative(candidates=1)": "candidates must be at least 2, .* it is BlockDenoising",
     "ResidualSpeculative(fuse_store=False)": "ride needs fuse_store",
     "ResidualSpeculative(rule='mood')": "rule must be one of static, .*, not 'mood'",

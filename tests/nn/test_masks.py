@@ -60,3 +60,5 @@ def test_windows_side_by_side_are_as_drawn():
     assert drawn(masks.windows((3, 1, 2), sees, False)) == whole
     causal = ["x . . . . .", "x x . . . .", "x x x . . .", *whole[3:4], "x . . . x .", whole[5]]
     assert drawn(masks.windows((3, 1, 2), sees, True)) == causal
+    first = jnp.arange(6)[None] < 3  # rows of the first window alone
+    assert drawn(masks.windows((3, 1, 2), sees, first)[0]) == [*causal[:3], *whole[3:]]

@@ -15,7 +15,14 @@ from recorded import GOLDEN
 
 pytestmark = [pytest.mark.golden, pytest.mark.slow]
 
-FAMILIES = ("recurrent_depth", "jacobi", "masked_diffusion", "block_diffusion", "baselines")
+FAMILIES = (
+    "recurrent_depth",
+    "jacobi",
+    "masked_diffusion",
+    "block_diffusion",
+    "baselines",
+    "selfverify",
+)
 
 
 def replays(family: str, folder: Path) -> dict[str, int]:

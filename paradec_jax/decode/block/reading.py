@@ -1,16 +1,19 @@
-"""The calls of a block decoder: on the prompt's whole blocks, then on one block after the other."""
+"""The calls of a block decoder: on the prompt's whole blocks, then on one block after the other, and
+to judge its drafts.
+"""
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead, read_states
 from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.shapes import unless_idle
+from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
 from paradec_jax.decode.rules.windows import last_of, window
 from paradec_jax.nn import masks
 
@@ -36,6 +39,7 @@ def read_prompt(
     request: Request,
     opens: bool,
     vectors: Array | None = None,
+    causal: bool = False,
 ) -> tuple[AnyBlocks, BlockRead]:
     """Reads the whole blocks that each row is given in one call, and commits nothing.
 
@@ -45,6 +49,7 @@ def read_prompt(
       opens: read each row's open block along with them. Otherwise a row without a whole block calls
         nothing.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
+      causal: no position of the whole blocks sees a later one.
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached
     prompt, from_prompt = request.tokens.shape[1], canvas.origin == "prompt"
@@ -54,8 +59,10 @@ def read_prompt(
         positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
         inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
         mask = None
-        if from_prompt or block != network.block:
+        if from_prompt or block != network.block or causal:
             mask = masks.block_causal(positions, block, canvas.first)
+            if causal:
+                mask &= masks.causal(width) | (positions >= cached[:, None])[..., None]
         out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
         return out.hidden, out.kv, out.counts
 
@@ -77,7 +84,12 @@ def read_prompt(
 
 
 def read_block(
-    decoder: Any, params: Any, canvas: AnyBlocks, fuse: bool, vectors: Array | None = None
+    decoder: Any,
+    params: Any,
+    canvas: AnyBlocks,
+    fuse: bool,
+    vectors: Array | None = None,
+    causal: Bool[Array, "B W"] | None = None,
 ) -> tuple[AnyBlocks, BlockRead]:
     """One call on what follows each row's trusted cache: its open block, or one to be stored.
 
@@ -94,13 +106,75 @@ def read_block(
       canvas: canvas before the call, which begins at `cached`.
       fuse: read the block after a clean one along with it.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
+      causal: rows of the block at `cached` that see no later one of it; None where all see it whole.
     """
     at, clean, running = canvas.cached, canvas.clean, ~canvas.rows.done
     inputs = window(canvas.rows.tokens if vectors is None else vectors, at, canvas.block)
     first, follows = jnp.zeros_like(at), clean if fuse else None
     canvas, call = read_states(
-        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors
+        decoder, params, canvas, inputs[:, None], running[:, None], first, follows, vectors, causal
     )
     hidden = call.each[:, 0]
     canvas = canvas.after_block(clean, canvas.block, hidden[:, -1:])
     return canvas, canvas.path(call, hidden, clean)
+
+
+def ask_verifier(
+    decoder: Any,
+    params: Any,
+    canvas: AnyBlocks,
+    drafts: Int[Array, "B W"],
+    rows: Bool[Array, "B"],
+) -> tuple[AnyBlocks, Float[Array, "B W V"]]:
+    """One call in which the network says of each position what it expects, given the tokens before
+    it alone; skipped where no row asks.
+
+    ::
+
+        fed           a b c d | _ _ _ _       the block with its drafts, and a mask a position
+        position      4 5 6 7 | 4 5 6 7
+        c sees        a b c   |               token-causally, what is cached too
+        mask at 6     a b     |     _         the drafts before its position, and itself
+
+    Where logits are about the next position, the rows of the drafts themselves say it, without
+    masks.
+
+    Args:
+      decoder, params: with a field `network`, and its parameters.
+      canvas: canvas, whose block begins at `cached`.
+      drafts: tokens for its masks, [B, W].
+      rows: rows that ask, [B].
+
+    Returns:
+      The canvas with counts, and the verifier's logits at each position.
+    """
+    network, block, at = decoder.network, canvas.block, canvas.cached
+    filled = jnp.where(canvas.masked(rows), drafts, window(canvas.rows.tokens, at, block))
+    own, tokens = canvas.previous is None, filled[:, None]
+    if own:
+        unknown = jnp.full((len(at), block, block), decoder.mask, jnp.int32)
+        tokens = jnp.concatenate([tokens, unknown], axis=1)
+    single = block * own
+    index = jnp.arange(1 + single)
+    windows = Windows(
+        tokens,
+        at[:, None] + jnp.maximum(index - 1, 0),
+        jnp.repeat(rows[:, None], 1 + single, axis=1),
+        parent=jnp.minimum(index - 1, 0),
+        row=index - 2,
+        lengths=(block, *[1] * single),
+        causal=jnp.ones(tokens.shape, bool),
+    )
+
+    def read(hidden: Array) -> Reading:
+        about = hidden[:, 1:, 0] if own else canvas.aligned(hidden[:, 0])
+        return Reading(rest=network.logits(params, about))
+
+    def call() -> tuple[Any, ...]:
+        prefix = Prefix(canvas.cache, at)
+        out = forward_tree(network, params, prefix, windows, read, bounded=True)
+        return out.rest, out.counts
+
+    logits, counts = unless_idle(call, rows)
+    counts = {name: amount * rows for name, amount in counts.items()}
+    return canvas.spend(counts, (block + single) * rows, rows.astype(jnp.int32)), logits

@@ -154,6 +154,7 @@ def read_states(
     clean: Int[Array, "B"],
     follows: Bool[Array, "B"] | None,
     vectors: Shaped[Array, "B S D"] | None = None,
+    causal: Bool[Array, "B W"] | None = None,
 ) -> tuple[AnyBlocks, TreeCall]:
     """One call on K states of each row's block, and on the next block after one of them.
 
@@ -165,6 +166,7 @@ def read_states(
       clean: the state whose keys and values are handed on, and which the next block sees.
       follows: rows that read the next block; None where it is never read.
       vectors: what is read in place of the canvas's tokens.
+      causal: rows of the states that see no later one of their block; None where all see it whole.
 
     Returns:
       The canvas with counts, and hidden states of the K states and, after them, of the next block.
@@ -177,11 +179,13 @@ def read_states(
     is_next = jnp.arange(states.shape[1]) == count
     begin = at[:, None] + block * is_next
     parent = None if follows is None else jnp.where(is_next, clean[:, None], -1)
+    if causal is not None:
+        causal = causal[:, None] & ~is_next[:, None]
     call = forward_tree(
         decoder.network,
         params,
         Prefix(canvas.cache, at),
-        Windows(states, begin, reads, parent),
+        Windows(states, begin, reads, parent, causal=causal),
         functools.partial(Reading, kept=clean),
         smaller=((0,),) if parent is None else ((0,), (0, count), (*range(count),)),
         bounded=decoder.bounded,

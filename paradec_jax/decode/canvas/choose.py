@@ -42,7 +42,7 @@ from paradec_jax.decode.machine.knobs import (
 )
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.subs import without_mask
 
 QUOTAS = ("static", "dynamic", "sequential", "random")
@@ -175,8 +175,7 @@ class RuledDecoder(DecoderBase):
             if rule == "sequential":
                 where = select.first(masked, count)
             elif rule == "random":
-                keys = fold(rows.keys, Purpose.REVEAL, positions, step)
-                order = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+                order = uniform_at(rows.keys, Purpose.REVEAL, positions, step)
                 where = select.top(order, masked, count)
             else:
                 where = select.top(scores, masked, count)

@@ -6,8 +6,8 @@
     chain    a b c > d e f > g h i       a block and those after it: each sees all before it
     comb     a b c,  a > _ _,  b > _     a short window after each row of another
 
-A window sees the prefix, itself by the network's visibility, and of each ancestor the rows up to
-the one where its path leaves. A window of fewer tokens than the longest costs no more than it has.
+A window sees the prefix, itself by the network's visibility or token-causally, and of each ancestor
+the rows up to the one where its path leaves. A window of fewer tokens than the longest costs no more than it has.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
 beside the largest, and the smallest that holds what all rows read is the one that runs.
@@ -44,6 +44,8 @@ class Windows:
       stored: windows whose keys and values may reach the cache; None is all of them.
       path: positions that the stored windows of a path have together, at most; None where no stored
         window follows another.
+      causal: rows that see no later one of their window, [B, R, W]; None is the network's
+        visibility.
     """
 
     tokens: Shaped[Array, "B R W *rest"]
@@ -54,6 +56,7 @@ class Windows:
     lengths: Sequence[int] | None = None
     stored: Sequence[bool] | None = None
     path: int | None = None
+    causal: Bool[Array, "B R W"] | None = None
 
     @classmethod
     def star(
@@ -159,8 +162,10 @@ def forward_tree(
         fed = side_by_side(windows.tokens[:, index], tokens)
         positions = windows.at[:, index, None] + jnp.arange(max(tokens))
         mask, seen = None, sees[..., index]
-        if len(of) > 1 or network.block not in (None, *tokens):
-            causal = network.visibility == "causal"
+        causal: Any = network.visibility == "causal"
+        if windows.causal is not None:
+            causal = side_by_side(windows.causal[:, index], tokens)
+        if len(of) > 1 or network.block not in (None, *tokens) or windows.causal is not None:
             mask = masks.windows(tokens, seen[..., index, :], causal)
         out = network.forward(params, fed, side_by_side(positions, tokens), prefix, mask)
         each, one, rest, kept = read(apart(out.hidden, tokens))

@@ -18,9 +18,9 @@ class Purpose(enum.IntEnum):
     NOISE = 2
     FILLER = 3
     DRAFT = 4
+    ACCEPT = 5
     REVEAL = 6
-    ACCEPT = 7
-    RESIDUAL = 8
+    RESIDUAL = 7
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:
@@ -47,5 +47,11 @@ def fold(
 
 def uniform(keys: Array, purpose: int, count: int) -> Float[Array, "B S"]:
     """A number in [0, 1) for each of the first `count` positions of each row."""
-    positions = jnp.broadcast_to(jnp.arange(count), (*keys.shape, count))
-    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, purpose, positions))
+    return uniform_at(keys, purpose, jnp.broadcast_to(jnp.arange(count), (*keys.shape, count)))
+
+
+def uniform_at(
+    keys: Array, purpose: int, positions: Int[Array, "B W"], step: Int[Array, "B"] | None = None
+) -> Float[Array, "B W"]:
+    """A number in [0, 1) for each row and position."""
+    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, purpose, positions, step))

@@ -1,5 +1,6 @@
 """From logits to one token: temperature, top-k, top-p, min-p, and the draw."""
 
+import functools
 from typing import Any
 
 import jax
@@ -125,6 +126,21 @@ def filtered_probabilities(
     )
     probs = jnp.where(probs < knobs.min_p * jnp.max(probs, axis=-1, keepdims=True), 0.0, probs)
     return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
+
+
+def distribution(
+    logits: Float[Array, "*shape V"], knobs: Any, top_p_rule: str, greedy: bool
+) -> Float[Array, "*shape V"]:
+    """What `sample` draws a token from: at temperature 0 all of it is at the most probable one."""
+
+    def point(logits: Array) -> Array:
+        best = jnp.argmax(logits, axis=-1)
+        return jax.nn.one_hot(best, logits.shape[-1], dtype=at_least_float32(logits).dtype)
+
+    if greedy:
+        return point(logits)
+    spread = functools.partial(filtered_probabilities, knobs=knobs, top_p_rule=top_p_rule)
+    return lax.cond(is_hot(knobs.temperature), spread, point, logits)
 
 
 def filtered_logits(

@@ -24,6 +24,18 @@ def leading(qualified: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
     return jnp.cumprod(qualified.astype(jnp.int32), axis=1) > 0
 
 
+def first_run(open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
+    """The first unbroken run of open positions.
+
+    ::
+
+        open        . x x . x
+        first run   . x x . .
+    """
+    begun = jnp.cumsum(open_.astype(jnp.int32), axis=1) > 0
+    return open_ & leading(open_ | ~begun)
+
+
 def first(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int) -> Bool[Array, "B W"]:
     """The first `count` open positions, from left to right.
 
