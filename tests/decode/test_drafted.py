@@ -63,16 +63,11 @@ def test_what_the_ratio_accepts_and_draws_instead_has_the_law():
 
 def test_a_place_without_a_draft_is_drawn_from_p():
     """Its proposal counts for nothing, whatever stands there."""
-    p = jnp.asarray([[[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]])
-    q = jnp.asarray([[[0.0, 1.0, 0.0]]])
-    accepted, token = accept_by_ratio(
-        jnp.asarray([[-1]]),
-        q,
-        p,
-        jnp.zeros((1, 1)),
-        jax.random.split(jax.random.key(0), 1)[:, None],
-    )
-    assert (accepted.tolist(), token.tolist()) == ([0], [[1]])
+    p, q = (jnp.tile(jnp.asarray(x), (64, 1, 1)) for x in ([[0.5, 0.5, 0], [0, 0, 1]], [[0, 1, 0]]))
+    keys = jax.random.split(jax.random.key(0), 64)[:, None]
+    drafts = jnp.full((64, 1), -1)
+    accepted, token = accept_by_ratio(drafts, q.astype(float), p, jnp.zeros((64, 1)), keys)
+    assert not accepted.any() and 16 < jnp.sum(token) < 48 and {*token[:, 0].tolist()} == {0, 1}
 
 
 # The law of sampled texts
@@ -236,7 +231,13 @@ def test_few_candidates_change_no_law():
 NETWORK, DRAFTER = tiny_causal(), tiny_drafter()
 SIZE, BUDGETS = 20, (9, 2, 7)
 REAL = {"network": tiny_causal_params(gain=2.0), "drafter": tiny_drafter_params()}
-SHAPES = {"comb": {}, "line": {"places": 1}, "two": {"places": 2}, "fewer": {"masks": 2}}
+SHAPES = {
+    "comb": {},
+    "line": {"places": 1},
+    "two": {"places": 2},
+    "fewer": {"masks": 2},
+    "one": {"masks": 1, "places": 1},
+}
 HOT = {"temperature": 0.8, "top_p": 0.9}
 COLD = {"temperature": 0.0, "top_p": 1.0}
 
@@ -265,7 +266,7 @@ def drafted(hot: bool, shape: str = "comb", rows=None, **options):
 
 
 @pytest.mark.parametrize("hot", [False, True])
-@over(SHAPES, {"two"}, argument="shape")
+@over(SHAPES, {"two", "one"}, argument="shape")
 def test_texts_and_caches_are_those_of_one_by_one(shape, hot):
     (found, records), (wanted, others) = drafted(hot, shape), one_by_one(hot)
     assert found.completions() == wanted.completions()
@@ -302,7 +303,9 @@ def test_a_row_alone_is_a_row_of_the_batch(acceptance):
 
 def test_the_ratio_is_greedy_at_temperature_0():
     found, (_, _, info) = drafted(False, acceptance="ratio")
-    assert found.completions() == one_by_one(False)[0].completions()
+    wanted, _ = one_by_one(False)
+    assert found.completions() == wanted.completions()
+    np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-4)
     assert (np.asarray(info.accepted) <= np.asarray(info.fed)).all()
     hot, _ = drafted(True, acceptance="ratio")
     assert hot.completions() != one_by_one(True)[0].completions(), "other tokens of the same law"

@@ -137,7 +137,8 @@ def test_the_sampler_head_is_the_formula():
     hidden = np.random.default_rng(2).normal(size=(2, network.config.base.width))
     before = jnp.asarray([4, 30])
     params = {"network": base, "drafter": given}
-    found = network.informed(params, jnp.asarray(hidden, jnp.float32), before)
+    given_hidden = jnp.asarray(hidden, jnp.float32)
+    found = network.informed(params, given_hidden, before)
     x = np.asarray(base["embedding"], np.float64)[before]
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + network.config.base.norm_eps)
     inner = np.concatenate([hidden, x * given["embedding_norm"]], -1) @ given["sampler_in"]
@@ -145,7 +146,7 @@ def test_the_sampler_head_is_the_formula():
     np.testing.assert_allclose(found, wanted, atol=ATOL)
     mute = dict(given, sampler_out=jnp.zeros_like(given["sampler_out"]))
     params["drafter"] = mute
-    np.testing.assert_allclose(network.informed(params, hidden, before), hidden, atol=1e-6)
+    np.testing.assert_allclose(network.informed(params, given_hidden, before), hidden, atol=1e-6)
 
 
 def test_adapters_begin_by_changing_nothing():

@@ -85,7 +85,9 @@ def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
 
 def tiny_drafter(count: int = 3, **changes: Any) -> DraftNetwork:
     """Masks beside `tiny_causal` of the same `changes`."""
-    return DraftNetwork(DraftConfig(base=tiny_causal(**changes).config, count=count, rank=2, inner=8))
+    return DraftNetwork(
+        DraftConfig(base=tiny_causal(**changes).config, count=count, rank=2, inner=8)
+    )
 
 
 @functools.cache
