@@ -129,6 +129,12 @@ def residual(chunk: int | None = None, **changes: Any) -> Any:
     )
 
 
+def draft(chunk: int | None = None, **changes: Any) -> Any:
+    rules = losses.DraftRules(anchors=4)
+    drafter = stubs.tiny_drafter(**changes)
+    return losses.draft_loss(stubs.tiny_causal(**changes), drafter, rules, chunk=chunk)
+
+
 # At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a
 # divergence shrinks to nothing): on one device already, 20 updates make of a difference in the last
 # bit of parameters one of up to 3e-3.
@@ -165,6 +171,14 @@ OBJECTIVES = {
         block_batch,
         frozen=stubs.tiny_blocks_params,
         scale=float(np.log(32)),  # a cross-entropy of 32 tokens less an entropy: 0.01 of 3
+    ),
+    "draft": Objective(
+        stubs.tiny_drafter,
+        stubs.tiny_drafter_params,
+        draft,
+        next_token_batch,
+        frozen=stubs.tiny_causal_params,
+        scale=float(np.log(32)),
     ),
 }
 

@@ -1,10 +1,10 @@
-"""Prompt lookup and lookahead in plain Python, one row and one call at a time, for the counts of
-the laws.
+"""Prompt lookup, lookahead and drafts by masks in plain Python, one row and one call at a time, for
+the counts of the laws.
 """
 
 import jax
 import jax.numpy as jnp
-from stubs import PROMPTS, StubCausal
+from stubs import PROMPTS, StubCausal, StubDrafter
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
 
@@ -54,6 +54,36 @@ def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) 
         draft = draft_of(done, most, most, options["num_pred"]) or few
         length += right(draft, text[length:]) + 1
         calls, positions = calls + 1, positions + 1 + len(draft)
+    return calls, positions
+
+
+def guesses_of(drafter: StubDrafter, text: list[int]) -> list[int]:
+    """Drafts after a text's newest token, of masks that stand where it stands and after it: a mask
+    counts as token 0 to those after it, and knows the draft before its own.
+    """
+    known, stub, drafts = text[:-1], drafter.of, text[-1:]
+    for _ in range(drafter.count):
+        known = [*known, 0]
+        wrong = drafter.errs and (len(known) - 1) % 3 == 0
+        guess = stub.expected(known, 1)[0] + wrong + stub.weights[0] * drafts[-1]
+        drafts.append(guess % stub.vocab_size)
+    return drafts[1:]
+
+
+def drafted_count(options: dict, stub: StubCausal, prompt: int, new: int) -> Count:
+    """A call commits the right drafts and one token more; drafts are there where masks stood at the
+    place where the text ended: after all drafts, which are equally sure, and after the fewest.
+    """
+    size, text = options["drafter"].count, text_of(stub, prompt, new)
+    count = options.get("places") or size + 1
+    places = {*range(count - 1), size}
+    length, calls, positions, ready = prompt + 1, 1, prompt + size, True
+    while length < prompt + new:
+        drafts = guesses_of(options["drafter"], text[:length]) if ready else []
+        accepted = right(drafts, text[length:])
+        positions += 1 + size + (count * size if ready else 0)
+        ready = not ready or accepted in places
+        length, calls = length + accepted + 1, calls + 1
     return calls, positions
 
 

@@ -86,7 +86,8 @@ def draft_loss(
     count = drafter.count
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
-        params, frozen = {"network": frozen, "drafter": params}, lax.stop_gradient(frozen)
+        frozen = lax.stop_gradient(frozen)
+        params = {"network": frozen, "drafter": params}
         tokens, targets, counted = batch["tokens"], batch["targets"], batch["weights"] > 0
         # Anchors: places before two tokens of the answer, the first of which the model says itself.
         anchors, some = draw_anchors(counted & shifted(counted), rules.anchors, key)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plain_baselines import Count
+from plain_baselines import Count, drafted_count
 from plain_jacobi import jacobi_count
 from plain_recurrent import wavefront_count
-from stubs import Spoilt, StubCausal, StubDenoiser, StubNetwork
+from stubs import Spoilt, StubCausal, StubDenoiser, StubDrafter, StubNetwork
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode import Wavefront
+from paradec_jax.decode import Drafted, Wavefront
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
@@ -121,6 +121,12 @@ def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row
     row = causal_row(kind, jacobi_count, REPEATING, **options)
     count = functools.partial(jacobi_count, {**options, **knobs})
     return dataclasses.replace(row, knobs=knobs, count=count)
+
+
+def drafted_row(*, errs: bool = False, **options: Any) -> Row:
+    """A row of masks that are right as far as they see, and if they `errs` seldom at all positions."""
+    drafter = StubDrafter(StubCausal(**REPEATING), errs=errs)
+    return causal_row(Drafted, drafted_count, REPEATING, drafter=drafter, **options)
 
 
 def released_row(kind: type, most: Callable[[int], int], **options: Any) -> Row:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import over
-from stubs import StubCausal, StubNetwork, tiny_request
+from stubs import StubCausal, StubDrafter, StubNetwork, tiny_request
 
 from experiments import replicas
 from paradec_jax import decode
@@ -38,6 +38,7 @@ OPTIONS = {  # for each decoder that has such a field
     "block": 4,
     "blocks": 2,
     "pool": 0,
+    "drafter": StubDrafter(REPEATING),
 }
 NOTHING = {"AutoRegressive", "Static", "Adaptive", "SelfSpeculative", "ReleasedAdaptive"}
 # What they commit was guessed elsewhere: in a pool, or in the step itself.
@@ -84,11 +85,12 @@ def history(name: str):
     options = {field: value for field, value in OPTIONS.items() if field in fields}
     network = BURSTS if issubclass(kind.Knobs, LatentKnobs) else REPEATING
     decoder = kind(network, SIZE, **options)
+    params = dict.fromkeys(("network", *kind.further_networks)) if kind.further_networks else None
 
     def record(state, info):
         return state.rows.length, decoder.drafts(state), reach(decoder, state)
 
-    result, records = decode.trace(decoder, None, tiny_request(BUDGET), n=STEPS, record=record)
+    result, records = decode.trace(decoder, params, tiny_request(BUDGET), n=STEPS, record=record)
     return jax.tree.map(np.asarray, (result.tokens, *records))
 
 

@@ -77,6 +77,10 @@ def test_decoder(name):
         if row.kind.visibilities == ("block",):
             decoder = dataclasses.replace(decoder, head=stubs.tiny_head(**HALF))
             params["head"] = parameter_shapes(decoder.head.config)
+        if isinstance(row.net(), stubs.StubCausal):
+            drafter = stubs.tiny_drafter(**HALF)
+            decoder = dataclasses.replace(decoder, drafter=drafter)
+            params["drafter"] = parameter_shapes(drafter.config)
 
     lowers(run_of(decoder), params, stubs.tiny_request(4), decoder.knobs(row.values()))
 

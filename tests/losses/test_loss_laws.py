@@ -29,7 +29,14 @@ from loss_table import (
     unequal,
 )
 from marks import over
-from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
+from stubs import (
+    tiny_blocks,
+    tiny_causal,
+    tiny_denoiser,
+    tiny_drafter,
+    tiny_head,
+    tiny_network,
+)
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from experiments.recurrent_depth.stepwise import stepwise_loss
@@ -49,7 +56,7 @@ LONG = (
 EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
 QUICK = over(OBJECTIVES, (*LONG, "recurrent", "cllm"))  # of two programs a test
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
-RANDOM |= {"masked diffusion", "self-distillation", "block diffusion"}
+RANDOM |= {"masked diffusion", "self-distillation", "block diffusion", "draft"}
 
 
 def frozen_of(name: str):
@@ -203,6 +210,10 @@ REFUSED = {
     "consistency_loss(causal(max_length=9), SPEC)(None, None, PAIRS_OF_TWO, None)": "positions of max_length 9",
     "cllm_loss(causal(), SPEC)(None, None, PAIRS_OF_TWO, None)": "cllm_loss wants one pair a row",
     "recurrent_consistency_loss(recurrent(), three, 1, SPEC, RULES, filler_share=1.5)": "filler_share must be in",
+    "draft_loss(blocks(), drafter())": "visibility 'causal', not 'block'",
+    "DraftRules(target='best')": "target must be one of law, token, not 'best'",
+    "DraftRules(decay=1.5)": "decay must be at most 1, not 1.5",
+    "DraftRules(anchors=0)": "anchors must be at least 1, not 0",
     "ResidualRules(unroll=0)": "unroll must be at least 1, not 0",
     "ResidualRules(reveals=())": r"reveals must be a whole number, not \(\)",
     "ResidualRules(reveals=(1, 0))": "reveals must be at least 1, not 0",
@@ -218,6 +229,7 @@ NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
     ),
     **{
         "causal": tiny_causal,
+        "drafter": tiny_drafter,
         "recurrent": tiny_network,
         "TokenSpec": TokenSpec,
         "Schedule": Schedule,
@@ -310,8 +322,9 @@ def test_logits_never_lie_in_memory_whole(name):
     row, vocabulary = OBJECTIVES[name], 101
     changes = {"vocab_size": vocabulary}
     params, frozen = parameter_shapes(row.network(**changes).config), None
-    if name == "residual":
-        frozen = parameter_shapes(OBJECTIVES["block diffusion"].network(**changes).config)
+    of_frozen = {"residual": "block diffusion", "draft": "next token"}.get(name)
+    if of_frozen is not None:
+        frozen = parameter_shapes(OBJECTIVES[of_frozen].network(**changes).config)
     if name == "self-distillation":
         frozen = {"teacher": params, "round": jnp.int32(0)}
     batch = unequal(name, drawn=True) | {"step": jnp.int32(0)}
@@ -353,6 +366,7 @@ DRAWN = (
     "stepwise",
     "recurrent consistency",
     "self-distillation",
+    "draft",
 )
 
 

@@ -42,7 +42,10 @@ def bound(row: Any) -> tuple[Any, Any, bool]:
     else:
         network, params, mask = stubs.tiny_denoiser(), stubs.tiny_denoiser_params(), 31
     options = dict(row.options)
-    if row.kind.further_networks:
+    if row.kind.further_networks == ("drafter",):
+        options["drafter"] = stubs.tiny_drafter()
+        params = {"network": params, "drafter": stubs.tiny_drafter_params()}
+    elif row.kind.further_networks:
         if row.net is not stubs.StubDenoiser:
             head = network, stubs.tiny_causal_params(seed=1)
         if not isinstance(options["head"], str):

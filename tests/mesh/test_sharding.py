@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from marks import over
-from stubs import tiny_head, tiny_head_params
+from stubs import tiny_drafter, tiny_drafter_params, tiny_head, tiny_head_params
 
 import paradec_jax as pd
 from paradec_jax.families import (
@@ -52,6 +52,12 @@ def test_every_parameter_has_a_rule_raw_and_prepared(name):
         "layer_0/attention/q" if "layer_0/attention/q" in raw else "core_0/attention/q"
     ] == P("fsdp", "tensor", None)
     assert len(specs(network.prepare(params))) >= len(jax.tree.leaves(network.prepare(params)))
+
+
+def test_what_drafts_beside_a_model_has_rules_raw_and_prepared():
+    network, params = tiny_drafter(), tiny_drafter_params()
+    for given in (params, network.prepare(params)):
+        assert len(specs(given)) == len(jax.tree.leaves(given))
 
 
 @over(

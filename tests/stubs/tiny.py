@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.config import DraftConfig, ResidualHeadConfig
 from paradec_jax.decode.machine.request import Request, make_request
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
-from paradec_jax.models import RecurrentDepthNetwork, ResidualHeadNetwork
+from paradec_jax.models import DraftNetwork, RecurrentDepthNetwork, ResidualHeadNetwork
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
 NEVER = -1  # a stop token that no text holds, so that requests with and without one share a program
@@ -81,6 +81,24 @@ def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_head`, drawn as the released heads began."""
     init = functools.partial(ResidualHeadNetwork.init_params, init="normal_0.2")
     return drawn(init, tiny_head(**changes).config, seed)
+
+
+def tiny_drafter(count: int = 3, **changes: Any) -> DraftNetwork:
+    """Masks beside `tiny_causal` of the same `changes`."""
+    return DraftNetwork(
+        DraftConfig(base=tiny_causal(**changes).config, count=count, rank=2, inner=8)
+    )
+
+
+@functools.cache
+def tiny_drafter_params(seed: int = 0, scale: float = 0.3, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_drafter`, normal with that scale; those that training begins at zero too."""
+    rng = np.random.default_rng(seed)
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype),
+            parameter_shapes(tiny_drafter(**changes).config),
+        )
 
 
 @functools.cache

@@ -201,7 +201,7 @@ class Drafted(DecoderBase):
         seen = rows.tokens, rows.length, before
         law = self.law(penalised(logits, *seen, knobs.repetition_penalty), knobs)
         keys = functools.partial(fold, rows.keys, step=rows.length)
-        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys(Purpose.ACCEPT, positions[:, 1:]))
+        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys(Purpose.ACCEPT, positions[:, :-1]))
         shares = guesses.proposals(logits.shape[-1])[:, : width - 1]
         last = keys(Purpose.RESIDUAL, rows.length[:, None])
         accepted, token = accept_by_ratio(drafts, shares, law, uniforms, last)

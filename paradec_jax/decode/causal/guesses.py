@@ -135,7 +135,7 @@ def propose(
       ready: rows that have masks there.
       knobs: knobs of the decoder.
     """
-    drafter, batch = decoder.drafter, len(hidden)
+    drafter = decoder.drafter
 
     def noise(position: Array, ids: Array) -> Float[Array, "B C"]:
         at = position[:, None]
@@ -165,5 +165,5 @@ def propose(
     _, (tokens, shares) = lax.scan(one, rows.newest[0][:, 0], by_mask)
     tokens, shares = tokens.T, shares.swapaxes(0, 1)
     sure = jnp.max(shares, axis=-1) >= knobs.draft_threshold
-    count = jnp.where(ready, select.leading_run(sure), jnp.zeros(batch, jnp.int32))
+    count = jnp.where(ready & ~rows.done, select.leading_run(sure), 0)
     return Guesses(tokens, count, ids, shares)
