@@ -10,7 +10,6 @@ Rows of text pass no adapter, so every prediction is the model's own.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -27,8 +26,8 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
 from paradec_jax.decode.machine.verify import accept, accept_by_ratio
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import earlier, filtered_probabilities, is_hot, penalised
+from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
+from paradec_jax.decode.rules.sampling import distribution, earlier, penalised
 from paradec_jax.decode.rules.windows import entry_of, pad_slots, write_after_read
 
 
@@ -199,24 +198,15 @@ class Drafted(DecoderBase):
             own = self.sample(logits, positions, rows, knobs, before=before)
             return accept(drafts[:, None], own[:, None])[1], own
         seen = rows.tokens, rows.length, before
-        law = self.law(penalised(logits, *seen, knobs.repetition_penalty), knobs)
-        keys = functools.partial(fold, rows.keys, step=rows.length)
-        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys(Purpose.ACCEPT, positions[:, :-1]))
+        logits = penalised(logits, *seen, knobs.repetition_penalty)
+        law = distribution(logits, knobs, self.top_p_rule, self.greedy)
+        uniforms = uniform_at(rows.keys, Purpose.ACCEPT, positions[:, :-1], rows.length)
         shares = guesses.proposals(logits.shape[-1])[:, : width - 1]
-        last = keys(Purpose.RESIDUAL, rows.length[:, None])
+        last = fold(rows.keys, Purpose.RESIDUAL, positions[:, :1], rows.length)
         accepted, token = accept_by_ratio(drafts, shares, law, uniforms, last)
         return accepted, jnp.where(
             jnp.arange(width) == accepted[:, None], token, pad_slots(tokens, width)
         )
-
-    def law(self, logits: Float[Array, "B W V"], knobs: DraftedKnobs) -> Float[Array, "B W V"]:
-        """The distribution that tokens are drawn from; at temperature 0 all of it is one token's."""
-
-        def greedy(logits: Array) -> Array:
-            return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
-
-        filtered = functools.partial(filtered_probabilities, top_p_rule=self.top_p_rule)
-        return lax.cond(is_hot(knobs.temperature), lambda x: filtered(x, knobs), greedy, logits)
 
     def best(self, logits: Float[Array, "B K V"]) -> Int[Array, "B K C"]:
         """The tokens that a draft may be."""

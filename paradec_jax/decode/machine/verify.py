@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
-from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules import select, speculate
 from paradec_jax.decode.rules.sampling import draw
 from paradec_jax.decode.rules.windows import entry_of, pad_slots, window, write_after_read
 
@@ -100,17 +100,14 @@ def accept_by_ratio(
     Returns:
       How many are accepted, and the token after them.
     """
-    count, asked = drafts.shape[1], jnp.maximum(drafts, 0)[..., None]
-    p, q = (
-        jnp.take_along_axis(x[:, :count], asked, axis=-1)[..., 0] for x in (predictions, proposals)
-    )
-    accepted = select.leading_run((uniforms * q < p) & (drafts >= 0))
-    # What no draft asked for has no q.
-    q = jnp.where((drafts >= 0)[..., None], proposals, 0)
-    p, q = (entry_of(x, accepted) for x in (predictions, pad_slots(q, count + 1)))
-    left = jnp.maximum(p - q, 0)
-    some = jnp.sum(left, axis=-1, keepdims=True) > 0  # rounding may leave nothing
-    return accepted, draw(jnp.where(some, left, p)[:, None], keys)
+    fed, width = drafts >= 0, predictions.shape[1]
+    # After the last draft nothing is proposed: whatever stands there is refused, and p is left.
+    span = jnp.arange(width) <= jnp.sum(fed, axis=1)[:, None]
+    proposals = pad_slots(jnp.where(fed[..., None], proposals, 0), width)
+    uniforms = jnp.pad(jnp.where(fed, uniforms, 1), ((0, 0), (0, 1)), constant_values=1)
+    tokens = pad_slots(jnp.maximum(drafts, 0), width)
+    _, accepted, _, left = speculate.judge(proposals, predictions, tokens, span, 1.0, uniforms)
+    return jnp.sum(accepted, axis=1), draw(left, keys)
 
 
 def verify(
