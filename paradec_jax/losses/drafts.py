@@ -33,7 +33,6 @@ from paradec_jax.losses.cross_entropy import (
     token_losses,
 )
 from paradec_jax.nn import masks
-from paradec_jax.nn.cache import size as cache_size
 from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
@@ -99,8 +98,9 @@ def draft_loss(
             places = anchors[..., None] + 1 + jnp.arange(count)
             known = jnp.minimum(places, tokens.shape[1] - 1)
             asked = (places < tokens.shape[1]) & at(counted, known)
-            # h_j: masks at a + 1 .. a + k
-            hidden = mask_rows(drafter, params, cache, anchors, places)
+            # h_j: masks at a + 1 .. a + k, which see the text up to a
+            seen = jnp.arange(tokens.shape[1]) <= anchors[..., None]
+            hidden = mask_rows(drafter, params, cache, seen, places)
             # z_j: they learn the token at a + j
             informed = drafter.informed(params, hidden, at(tokens, known))
             scores, target = logits(informed), at(targets, known)
@@ -160,16 +160,17 @@ def mask_rows(
     drafter: Any,
     params: Any,
     cache: Any,
-    anchors: Int[Array, "B S"],
+    seen: Bool[Array, "B S T"],
     places: Int[Array, "B S k"],
 ) -> Float[Array, "B S k D"]:
-    """Hidden states of the masks after each anchor, in one call."""
-    (batch, size), count = anchors.shape, places.shape[2]
-    width = cache_size(cache)
+    """Hidden states of the masks after each anchor, in one call.
+
+    Each sees of the cache what its anchor does, and the masks before it of the same anchor.
+    """
+    batch, size, count = places.shape
     ids = jnp.broadcast_to(drafter.vocab_size + jnp.arange(count), places.shape)
-    # Each sees the text up to its anchor, and the masks before it of the same anchor.
-    text = jnp.arange(width) <= jnp.repeat(anchors, count, axis=1)[..., None]
+    prefix = Prefix(cache, jnp.repeat(seen, count, axis=1))
     own = masks.windows([count] * size, jnp.zeros((size, size), jnp.int32), causal=True)
     flat = (batch, size * count)
-    out = drafter.forward(params, ids.reshape(flat), places.reshape(flat), Prefix(cache, text), own)
+    out = drafter.forward(params, ids.reshape(flat), places.reshape(flat), prefix, own)
     return out.hidden.reshape(*places.shape, -1)

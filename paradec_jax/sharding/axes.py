@@ -106,9 +106,10 @@ MASKED_DIFFUSION = (
     }
 )
 
-# What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all
-# families.
+# What `DenoiserNetwork.prepare` and `DraftNetwork.prepare` put in the place of other parameters.
 PREPARED = {
+    r"/lora/\w+/0$": _axes("inputs rank", "inputs", "rank"),
+    r"/lora/\w+/1$": _axes("rank outputs", "rank", "outputs"),
     r"/constants$": _axes("six_vectors embed"),
     r"^final_constants$": _axes("two_vectors embed"),
 }

@@ -188,11 +188,15 @@ ASKED = {
     "top-k": {"temperature": 1.0, "top_k": 3},
     "threshold": {"temperature": 1.0, "draft_threshold": 0.55},
 }
-KINDS = [("ratio", None), ("ratio", 1), slow("ratio", 2), ("equal", None), slow("equal", 1)]
+KINDS = [("ratio", None), ("ratio", 1), ("ratio", 2), ("equal", None), ("equal", 1)]
+QUICK = {(*KINDS[0], asked) for asked in ASKED}
+QUICK |= {("ratio", 1, "threshold"), ("equal", None, "top-p")}
+CASES = [(*kind, asked) for kind in KINDS for asked in ASKED]
 
 
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize(("acceptance", "places"), KINDS)
+@pytest.mark.parametrize(
+    ("acceptance", "places", "asked"), [case if case in QUICK else slow(*case) for case in CASES]
+)
 def test_sampled_texts_have_the_law_of_the_model(acceptance, places, asked):
     """Of each row of many batches of three; some drafts are accepted, and some refused."""
     knobs = ASKED[asked]
@@ -219,6 +223,7 @@ def test_a_draft_is_drawn_anew():
     assert excess(texts.reshape(-1, NEW), wanted, 3) < 4
 
 
+@pytest.mark.slow
 def test_few_candidates_change_no_law():
     """q is then that of the few; which they are is decided before the draft is drawn."""
     texts, _ = drawn("ratio", None, candidates=2, temperature=1.0)

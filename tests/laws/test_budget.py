@@ -45,7 +45,7 @@ ELSEWHERE = {  # names from other files that it reads, those of its private meth
     "PromptLookup": 4,
     "Jacobi": 6,
     "Lookahead": 19,
-    "Drafted": 30,
+    "Drafted": 21,
     "Masked": 13,
     "SoftMasked": 6,
     "Strided": 4,
