@@ -127,7 +127,7 @@ def test_calls_are_those_of_the_simulation(name, rides, opens):
     ]
 
 
-@pytest.mark.parametrize("alignment", ["own", "next"])
+@pytest.mark.parametrize("alignment", ["own", slow("next")])
 def test_infos_say_what_a_call_did(alignment):
     """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores
     of their own.

@@ -126,7 +126,7 @@ def drawn(name: str, network: Any = JOINT) -> np.ndarray:
     return texts(decoder, text, decoder.Knobs(**knobs))
 
 
-@over(LAWS, ("cosine", "one-call", "released-cached", "released-analytic"))
+@over(LAWS, ("cosine", "one-call", "released", "released-cached", "released-analytic"))
 def test_texts_have_the_law_of_the_steps(name):
     assert excess(drawn(name), law_of(name), 3) < 4
 

@@ -245,11 +245,14 @@ def by_class(names: Iterable[str], seldom: Iterable[str], apart: Iterable[str] =
 # where the machine goes one more way. Slow are replicas, whose recorded arrays `make golden`
 # replays, and what differs from the first row of its class in options.
 CLASSES = first_rows(ROWS)
-HOUSE = ("revoking", "open-blocks")  # which `test_house.py` tests
+# which `test_house.py` tests
+HOUSE = tuple(name for name, row in ROWS.items() if row.kind.__module__ == house.__name__)
 LONG = (*REPLICAS, *HOUSE)
 ALIKE = (
     *LONG,
     "wavefront-straight-through",
+    "soft-masked",
+    "soft-block",
     "residual-veto",
     "elastic",
 )

@@ -317,8 +317,10 @@ def test_buckets_change_nothing():
 
 # Blocks: what rides with another call changes no token
 
-RIDING = ("block", "soft-block", "residual", "residual-speculative")
+RIDING = ("block", "residual")
 SELDOM = (
+    "soft-block",
+    "residual-speculative",
     "block-next",
     "block-random",
     "residual-next",

@@ -81,6 +81,7 @@ def test_equals_two_causal_passes(params, batch):
     assert terms["recurrence"] == recurrence
 
 
+@pytest.mark.slow
 def test_filler_replaces_wrong_tokens_alone(params, batch):
     plain, filled = (
         jax.jit(recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES, filler_share=share))
@@ -92,6 +93,7 @@ def test_filler_replaces_wrong_tokens_alone(params, batch):
     assert plain(params, params, right, key)[0] == filled(params, params, right, key)[0]
 
 
+@pytest.mark.slow
 def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
     loss = jax.jit(recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES))
     drawn = [

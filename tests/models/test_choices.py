@@ -135,7 +135,7 @@ def test_a_decoding_loop_stacks_no_caches(scan):
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
 
 
-@over(["causal", "windows", "sdar"])
+@over(["causal", "windows", "sdar"], ["sdar"])
 def test_a_module_called_on_texts_sees_what_its_network_does(name):
     scaling = {"kind": "llama3", "factor": 8.0, "original": 4}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -168,7 +168,7 @@ def test_decoding_traces_one_layer_for_all(name, monkeypatch):
     assert program() == shared and len(calls) == 1 + network.config.layers
 
 
-@over(["causal", "mdlm", slow("recurrent")])
+@over(["causal", slow("mdlm"), slow("recurrent")])
 def test_scores_in_bfloat16(name):
     """They are summed and kept in float32, from raw parameters and from prepared ones."""
     low = changed(name, dtype="bfloat16", param_dtype="bfloat16")

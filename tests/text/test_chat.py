@@ -309,7 +309,9 @@ BOMBS = [  # programs without end, or of more memory than there is; those of one
     ),
     "{{ 9 ** (9 ** 9) }}",
     "{{ '%2000000000d' | format(1) }}",
-    slow("{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"),
+    slow(
+        "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
+    ),
     "{{ messages | tojson(indent=10**9) }}",
     "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
 ]
