@@ -18,7 +18,7 @@ from paradec_jax.models import TransformerNetwork
 
 STUB = StubDenoiser(sharpness=12.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
-MASK, SIZE = STUB.mask, 12
+MASK, SIZE, LONGEST = STUB.mask, 12, 20
 
 
 def shown(canvas: Canvas, tokens: list[int], places: list[int]) -> Canvas:
@@ -91,10 +91,12 @@ def plain(network: Any, params: Any, prompt: list[int], new: int, threshold: flo
     text = list(prompt)
     while len(text) < limit:
         start, text = len(text), text + [31] * block
-        group = np.maximum((np.arange(len(text)) - len(prompt)) // block + 1, 0)
+        # of one shape for all texts: no block sees a later one
+        group = np.maximum((np.arange(LONGEST) - len(prompt)) // block + 1, 0)
         mask = jnp.asarray(group[:, None] >= group)[None]
         while 31 in text[start:limit]:
-            logits = np.array(read(network, params, jnp.asarray([text]), mask=mask)[0][0])
+            padded = jnp.asarray([text + [0] * (LONGEST - len(text))])
+            logits = np.array(read(network, params, padded, mask=mask)[0][0])
             probs = np.asarray(jax.nn.softmax(logits, axis=-1))
             tokens = logits[:, :31].argmax(-1)
             scores = {p: probs[p, tokens[p]] for p in range(start, len(text)) if text[p] == 31}

@@ -337,7 +337,7 @@ def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
 
     decoder, results = row.decoder(row.network(probe=probe), size=SIZE + 7), []
     request = tiny_request(NEWS, stop=(0,))
-    longer = jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9)
+    longer = jnp.asarray(np.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9))
     request = dataclasses.replace(request, tokens=longer)
     for i in range(request.batch):
         result = decode.run(decoder, row.params, request.take((i,)), row.values(temperature=3.0))
