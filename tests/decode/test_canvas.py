@@ -23,14 +23,15 @@ MASK, SIZE, LONGEST = STUB.mask, 12, 20
 
 def shown(canvas: Canvas, tokens: list[int], places: list[int]) -> Canvas:
     """The canvas with these tokens shown in its one row."""
-    row = jnp.zeros((1, SIZE), jnp.int32).at[0, jnp.asarray(places)].set(jnp.asarray(tokens))
-    where = jnp.zeros((1, SIZE), bool).at[0, jnp.asarray(places)].set(True)
-    return canvas.show(row, where, jnp.zeros(1, jnp.int32))
+    row, where = np.zeros((1, SIZE), np.int32), np.zeros((1, SIZE), bool)
+    row[0, places], where[0, places] = tokens, True
+    return jax.jit(Canvas.show)(canvas, row, where, np.zeros(1, np.int32))
 
 
 def hidden(canvas: Canvas, places: list[int]) -> Canvas:
-    where = jnp.zeros((1, SIZE), bool).at[0, jnp.asarray(places)].set(True)
-    return canvas.hide(where, jnp.zeros(1, jnp.int32), MASK)
+    where = np.zeros((1, SIZE), bool)
+    where[0, places] = True
+    return jax.jit(Canvas.hide)(canvas, where, np.zeros(1, np.int32), MASK)
 
 
 def text(canvas: Canvas) -> str:

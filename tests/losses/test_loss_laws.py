@@ -45,6 +45,7 @@ LONG = (
     "recurrent consistency",
     "self-distillation",
     "residual",
+    "cllm",
 )
 EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
 # of two programs a test, which each form of a batch compiles: tokens and pairs
