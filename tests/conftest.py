@@ -85,7 +85,7 @@ def pytest_collection_finish():
     few cycles.
     """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(50_000, 20, 100)
 
 
 MAPS = Path("/proc/self/maps")

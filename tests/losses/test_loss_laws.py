@@ -306,7 +306,7 @@ def shapes_in(jaxpr):
                 yield from shapes_in(inner)
 
 
-@over(OBJECTIVES, LONG)
+@over(OBJECTIVES, (*LONG, "recurrent"))
 def test_logits_never_lie_in_memory_whole(name):
     """Neither forward nor backward: their largest array is twice as large for twice the chunk."""
     row, vocabulary = OBJECTIVES[name], 101

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from stubs import tiny_params
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
-from paradec_jax.families import init_params
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.models import RecurrentDepthNetwork
 
@@ -22,7 +22,7 @@ PROMPT, BLOCK = 4, 3
 
 @pytest.fixture(scope="module")
 def params():
-    return init_params(NETWORK.config, jax.random.key(0))
+    return tiny_params()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import over, slow
+from stubs.tiny import drawn
 
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.decode.machine.network import Prefix
@@ -52,8 +53,7 @@ def params_of(network, seed=0):
 
 @functools.cache
 def backbone_params():
-    with jax.ensure_compile_time_eval():  # the first who asks may be a traced function
-        return jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0)))
+    return drawn(init_params, CONFIG, 0, 2.0)
 
 
 @functools.cache
