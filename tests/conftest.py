@@ -22,6 +22,8 @@ UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 UNCHECKABLE = ("losses",)
 # Of so many settings of a replay, by a word of its file, the first is quick.
 QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3, "selfverify": 5}
+# Folders whose files share models that take seconds to make.
+TOGETHER = ("objectives",)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes
@@ -58,11 +60,10 @@ if os.environ.get("TYPES"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """One worker runs all laws of a row, all replays of a function, or all of another file's tests:
-    they share
-    programs, which a process compiles once. What replays recorded arrays is marked. Few of the
-    settings in which a decoder or a head is replayed or trained are quick, since each compiles a
-    program of its own.
+    """One worker runs all laws of a row, all replays of a function, all tests of the objectives'
+    folder, or all of another file's tests: they share programs and models, which a process makes
+    once. What replays recorded arrays is marked. Few of the settings in which a decoder or a head
+    is replayed or trained are quick, since each compiles a program of its own.
     """
     settings = collections.Counter()
     for item in items:
@@ -74,9 +75,9 @@ def pytest_collection_modifyitems(items):
             settings[item.function] += 1
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
-        item.add_marker(
-            pytest.mark.xdist_group(row or item.nodeid.partition("[" if replays else "::")[0])
-        )
+        shared = item.path.parent.name in TOGETHER and item.path.parent.name
+        of_file = item.nodeid.partition("[" if replays else "::")[0]
+        item.add_marker(pytest.mark.xdist_group(row or shared or of_file))
 
 
 def pytest_collection_finish():
@@ -84,11 +85,11 @@ def pytest_collection_finish():
     few cycles.
     """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(50_000, 20, 100)
 
 
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 30_000
+MOST_MAPS = 40_000
 TESTS = itertools.count(1)
 
 

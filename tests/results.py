@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax import decode
@@ -22,7 +21,7 @@ def listed(decoded: decode.Decoded) -> dict[str, Any]:
 
 def rows_of(decoded: decode.Decoded, *rows: int, columns: int | None = None) -> dict[str, Any]:
     """Some rows of a result, cut to some columns."""
-    taken = jax.tree.map(lambda x: x[jnp.array(rows)], decoded)
+    taken = jax.tree.map(lambda x: np.asarray(x)[list(rows)], decoded)
     if columns is not None:
         taken = jax.tree.map(lambda x: x[:, :columns] if x.ndim == 2 else x, taken)
     return listed(taken)

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 from recital import CONFIG, recite
+from stubs.tiny import ones
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
-from paradec_jax.families import PRESETS, init_params
+from paradec_jax.families import PRESETS
 from paradec_jax.store import Model, save
 
 # Each takes from a tenth of a second to more than a second.
@@ -70,7 +71,7 @@ def test_a_call_compiles_its_loop_and_its_keys_and_other_knobs_nothing():
 def test_a_model_is_loaded_without_programs_and_laid_out_by_one(tmp_path, preset, vocabulary):
     """A head of a shape that no other test lays out."""
     config = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
-    save(tmp_path / "model", Model(config, init_params(config, jax.random.key(0)), token_spec()))
+    save(tmp_path / "model", Model(config, ones(config), token_spec()))
     with compiled() as names:
         model = pd.load(tmp_path / "model")
     assert names == []

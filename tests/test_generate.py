@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 from recital import CONFIG, Recital, recite
+from stubs.tiny import ones
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.decode.machine import drive
-from paradec_jax.families import init_params
 from paradec_jax.generate import continuation_task, row_keys
 from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
@@ -151,7 +151,7 @@ def test_errors_come_before_compilation(model, arguments, message):
 
 
 def test_a_model_is_laid_out_once_for_all_its_depths(tokenizer):
-    model = Model(CONFIG, init_params(CONFIG, jax.random.key(0)), token_spec(), tokenizer)
+    model = Model(CONFIG, ones(CONFIG), token_spec(), tokenizer)
 
     def prepared(network=None):
         decoder = pd.Static(network, recurrence=2)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from marks import slow
 from small_tokenizers import letters
 from stubs import StubCausal, StubDenoiser
 
@@ -73,7 +74,7 @@ def test_texts_begin_with_nothing(model):
     ("decoder", "knobs"),
     [
         (pd.Masked(STUB), COLD),
-        (ReleasedMasked(STUB, steps=4), ReleasedMasked.Knobs(temperature=0.0)),
+        slow(ReleasedMasked(STUB, steps=4), ReleasedMasked.Knobs(temperature=0.0)),
     ],
 )
 def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_given(

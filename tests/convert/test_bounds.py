@@ -3,6 +3,8 @@ for.
 """
 
 import dataclasses
+import functools
+import io
 import os
 import struct
 import subprocess
@@ -19,9 +21,13 @@ from torch_writer import Storage, Tensor, write_checkpoint
 
 import paradec_jax as pd
 from paradec_jax.cli import main
+from paradec_jax.convert import gguf as convert_gguf
 from paradec_jax.text.tokenizer import Tokenizer, from_pieces
 
-SECONDS, ROOM = 10, 2**30
+# A refusal takes well below a second of processor time, with imports a few: work that grows with a
+# size that lies takes minutes on any machine.
+SECONDS, ROOM = 60, 2**30
+READS = 50_000  # in the place of 2,000,000, which take seconds
 pack, text = struct.pack, lambda value: struct.pack("<Q", len(value)) + value
 
 
@@ -49,7 +55,7 @@ GGUF = {  # contents, by a part of the sentence
         gguf(array(8, 2**63, bytes(80))),
         gguf(KIND, text(b"a") + pack("<I", 2**32 - 1)),
         gguf(KIND, tensor(b"a", 64, 8)),
-        gguf(array(0, 3 * 10**6, bytes(3 * 10**6))),
+        gguf(array(0, 2 * READS, bytes(2 * READS))),
     ],
     "damaged": [
         gguf(KIND, fields=2**62),
@@ -75,11 +81,19 @@ def refused(capsys, source: Path, sentence: str, *more: str) -> None:
 
 
 @over(GGUF, argument="sentence")
-def test_headers_of_gguf(sentence, tmp_path, capsys):
+def test_headers_of_gguf(sentence, tmp_path, capsys, monkeypatch):
     pytest.importorskip("gguf")
+    monkeypatch.setattr(convert_gguf, "MOST_READS", READS)
     for content in GGUF[sentence]:
         (tmp_path / "a.gguf").write_bytes(content)
         refused(capsys, tmp_path / "a.gguf", sentence)
+
+
+@pytest.mark.slow
+def test_more_values_than_are_read(tmp_path, capsys):
+    pytest.importorskip("gguf")
+    (tmp_path / "a.gguf").write_bytes(gguf(array(0, 3 * 10**6, bytes(3 * 10**6))))
+    refused(capsys, tmp_path / "a.gguf", "beyond the end")
 
 
 DOUBLED = b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
@@ -101,9 +115,16 @@ def written(path: Path, content: bytes | None) -> str:
     """A file of PyTorch with that pickle, or with one gigabyte in a megabyte."""
     if content is not None:
         return str(write_checkpoint(path, {}, data_pkl=content))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a/data.pkl", bytes(10**9))
+    path.write_bytes(gigabyte())
     return str(path)
+
+
+@functools.cache
+def gigabyte() -> bytes:
+    """An archive of a megabyte."""
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/data.pkl", bytes(10**9))
+    return buffer.getvalue()
 
 
 ARCHIVE = r"""

@@ -127,7 +127,7 @@ def test_calls_are_those_of_the_simulation(name, rides, opens):
     ]
 
 
-@pytest.mark.parametrize("alignment", ["own", "next"])
+@pytest.mark.parametrize("alignment", ["own", slow("next")])
 def test_infos_say_what_a_call_did(alignment):
     """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores
     of their own.
@@ -177,7 +177,8 @@ def canvas_and_info(state, info):
     return state.rows.tokens, info
 
 
-def test_holes_are_filled_block_by_block():
+@pytest.mark.parametrize(("rides", "opens"), FUSIONS)
+def test_holes_are_filled_block_by_block(rides, opens):
     """Given tokens of a later block are not seen before it; a block without a hole is stored as it
     is.
     """
@@ -193,16 +194,15 @@ def test_holes_are_filled_block_by_block():
         for start in range(0, len(text), 4):
             known[: start + 4] = STUB.expected(known[: start + 4])
         want.append(known)
-    for rides, opens in itertools.product((True, False), repeat=2):
-        decoder = decode.BlockDenoising(
-            STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens
-        )
-        result = decode.run(decoder, None, request)
-        found = [
-            row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)
-        ]
-        assert found == want
-        assert result.generated.tolist() == [text.count(None) for text in texts]
+    decoder = decode.BlockDenoising(
+        STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens
+    )
+    result = decode.run(decoder, None, request)
+    found = [
+        row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)
+    ]
+    assert found == want
+    assert result.generated.tolist() == [text.count(None) for text in texts]
 
 
 # What released programs do otherwise

@@ -32,6 +32,7 @@ def deciding(rule: str, vocab: int = 11, **options: Any) -> Any:
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def chosen(decoder, logits, masked, at, step, keys, knobs):
     """What rows with these keys choose."""
     request = decode.make_request(np.zeros((len(step), 1), int), max_new_tokens=1, keys=keys)
@@ -46,7 +47,7 @@ def test_a_choice_depends_on_state_step_and_keys_alone(rule):
     at = jnp.asarray([8, 4, 8])
     step, keys = jnp.asarray([1, 0, 2]), jax.random.split(jax.random.key(1), 3)
     knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
-    choose = jax.jit(functools.partial(chosen, deciding(rule)))
+    choose = functools.partial(chosen, deciding(rule))
     whole = choose(logits, masked, at, step, keys, knobs)
     assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
     assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()

@@ -18,19 +18,20 @@ from paradec_jax.models import TransformerNetwork
 
 STUB = StubDenoiser(sharpness=12.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
-MASK, SIZE = STUB.mask, 12
+MASK, SIZE, LONGEST = STUB.mask, 12, 20
 
 
 def shown(canvas: Canvas, tokens: list[int], places: list[int]) -> Canvas:
     """The canvas with these tokens shown in its one row."""
-    row = jnp.zeros((1, SIZE), jnp.int32).at[0, jnp.asarray(places)].set(jnp.asarray(tokens))
-    where = jnp.zeros((1, SIZE), bool).at[0, jnp.asarray(places)].set(True)
-    return canvas.show(row, where, jnp.zeros(1, jnp.int32))
+    row, where = np.zeros((1, SIZE), np.int32), np.zeros((1, SIZE), bool)
+    row[0, places], where[0, places] = tokens, True
+    return jax.jit(Canvas.show)(canvas, row, where, np.zeros(1, np.int32))
 
 
 def hidden(canvas: Canvas, places: list[int]) -> Canvas:
-    where = jnp.zeros((1, SIZE), bool).at[0, jnp.asarray(places)].set(True)
-    return canvas.hide(where, jnp.zeros(1, jnp.int32), MASK)
+    where = np.zeros((1, SIZE), bool)
+    where[0, places] = True
+    return jax.jit(Canvas.hide)(canvas, where, np.zeros(1, np.int32), MASK)
 
 
 def text(canvas: Canvas) -> str:
@@ -91,10 +92,12 @@ def plain(network: Any, params: Any, prompt: list[int], new: int, threshold: flo
     text = list(prompt)
     while len(text) < limit:
         start, text = len(text), text + [31] * block
-        group = np.maximum((np.arange(len(text)) - len(prompt)) // block + 1, 0)
+        # of one shape for all texts: no block sees a later one
+        group = np.maximum((np.arange(LONGEST) - len(prompt)) // block + 1, 0)
         mask = jnp.asarray(group[:, None] >= group)[None]
         while 31 in text[start:limit]:
-            logits = np.array(read(network, params, jnp.asarray([text]), mask=mask)[0][0])
+            padded = jnp.asarray([text + [0] * (LONGEST - len(text))])
+            logits = np.array(read(network, params, padded, mask=mask)[0][0])
             probs = np.asarray(jax.nn.softmax(logits, axis=-1))
             tokens = logits[:, :31].argmax(-1)
             scores = {p: probs[p, tokens[p]] for p in range(start, len(text)) if text[p] == 31}

@@ -126,7 +126,7 @@ def drawn(name: str, network: Any = JOINT) -> np.ndarray:
     return texts(decoder, text, decoder.Knobs(**knobs))
 
 
-@over(LAWS, ("cosine", "one-call", "released-cached", "released-analytic"))
+@over(LAWS, ("cosine", "own-grid", "one-call", "released", "released-cached", "released-analytic"))
 def test_texts_have_the_law_of_the_steps(name):
     assert excess(drawn(name), law_of(name), 3) < 4
 
@@ -148,6 +148,7 @@ def test_a_position_a_call_has_the_joint_law():
         assert excess(texts(decoder, FREE, decoder.Knobs(**knobs)), JOINT.law, 3) < 4
 
 
+@pytest.mark.slow
 def test_rows_of_unequal_lengths_have_the_laws_of_their_own():
     """In one batch and one buffer, two positions longer than the longest."""
     lengths = np.arange(DRAWS) % 2 + 2
@@ -184,6 +185,7 @@ def test_sums_are_right_the_more_often_the_more_steps_there_are():
     assert found == pytest.approx(VALID, abs=1.5)
 
 
+@pytest.mark.slow
 def test_sums_are_right_where_a_call_reveals_one_position():
     tokens = sums("single")()
     assert SumDenoiser().valid(tokens).all() and len(np.unique(tokens, axis=0)) > 5_000

@@ -47,6 +47,7 @@ def test_checks_begin_and_recur_when_they_are_due():
     assert (~np.isnan(values)).sum(axis=1).tolist() == [2, 2, 3, 0]
 
 
+@pytest.mark.slow
 def test_the_release_samples_from_the_last_check():
     """Checks follow recurrences 1 and 3; the newest position needs 4 and gets them."""
     stub, prompt = StubNetwork(needed=NEEDED), PROMPTS[2]

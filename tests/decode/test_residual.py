@@ -223,6 +223,7 @@ def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
     assert (plain.network_calls < base("static").network_calls).all()
 
 
+@pytest.mark.slow
 def test_a_liar_takes_back_nothing_that_a_schedule_adds():
     """None passes the threshold, so what two steps reveal was never sure, and nobody is asked."""
     knobs = {"threshold": 0.999, "steps": 2}

@@ -125,7 +125,7 @@ def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, posi
 def test_a_call_computes_the_windows_that_a_row_reads(reads, kept, positions):
     reads, kept = jnp.array(reads) > 0, jnp.array(kept)
     windows = Windows(FED, AT[:, None] + 0 * reads, reads)
-    keeps, smaller = functools.partial(Reading, kept=kept), ((0, 2), (0, 1))
+    keeps, smaller = functools.partial(Reading, kept=kept), ((0,), (0, 2), (0, 1))
     call, calls = called(InBlocks(), windows, read=keeps, smaller=smaller)
     assert [inputs.shape[1] for inputs, *_ in calls] == [3, 6, 6, 9]
     assert call.positions.tolist() == positions
@@ -144,20 +144,27 @@ COMB = {
 
 
 def comb(network, params, prompts, kept, **marks):
-    """A call on a comb after prompts, with the caches that they left."""
-    lengths = jnp.array([len(prompt) for prompt in prompts])
-    cache, most = network.init_cache(jnp.arange(len(prompts)), 24), max(map(len, prompts))
-    padded = jnp.array([prompt + [0] * (most - len(prompt)) for prompt in prompts])
-    positions = jnp.broadcast_to(jnp.arange(most), padded.shape)
-    read = network.forward(params, padded, positions, Prefix(cache, None))
-    cache = network.write(cache, read.kv, 0 * lengths)
-    fed = jnp.array([row + [0] * (3 - len(row)) for row in (TRUNK, *TEETH)])
-    fed = jnp.broadcast_to(fed, (len(prompts), 4, 3))
-    at = lengths[:, None] + jnp.array([0, 1, 2, 3])
-    windows = Windows(fed, at, at > 0, **COMB, **marks)
-    reads = functools.partial(Reading, kept=jnp.array(kept))
-    call = forward_tree(network, params, Prefix(cache, lengths), windows, reads, bounded=True)
-    return call, cache, lengths
+    """What is read in a call on a comb after prompts, its positions, what is stored, and the cache
+    after that.
+    """
+    lengths, most = np.array([len(prompt) for prompt in prompts]), max(map(len, prompts))
+    padded = np.array([prompt + [0] * (most - len(prompt)) for prompt in prompts])
+    fed = np.array([row + [0] * (3 - len(row)) for row in (TRUNK, *TEETH)])
+
+    @jax.jit
+    def call(params, padded, lengths):
+        cache = network.init_cache(jnp.arange(len(prompts)), 24)
+        positions = jnp.broadcast_to(jnp.arange(most), padded.shape)
+        read = network.forward(params, padded, positions, Prefix(cache, None))
+        cache = network.write(cache, read.kv, 0 * lengths)
+        at = lengths[:, None] + jnp.array([0, 1, 2, 3])
+        texts = jnp.broadcast_to(fed, (len(prompts), 4, 3))
+        windows = Windows(texts, at, at > 0, **COMB, **marks)
+        reads = functools.partial(Reading, kept=jnp.array(kept))
+        called = forward_tree(network, params, Prefix(cache, lengths), windows, reads, bounded=True)
+        return called.each, called.positions, called.kv, network.write(cache, called.kv, lengths)
+
+    return call(params, padded, lengths)
 
 
 @pytest.mark.parametrize(
@@ -174,20 +181,19 @@ def test_a_comb_says_what_a_call_on_each_path_says(network, params):
         return network.forward(params, text, positions, prefix).hidden[0]
 
     def alone(tokens):  # nothing sees what stands after it
-        return plain(jnp.array([tokens + [0] * (12 - len(tokens))]))[: len(tokens)]
+        return np.asarray(plain(np.array([tokens + [0] * (12 - len(tokens))])))[: len(tokens)]
 
     prompts, kept = [[3, 1, 4], [1, 5, 2, 6]], [3, 1]
-    call, cache, lengths = comb(network, params, prompts, kept, path=6)
-    assert call.positions.tolist() == [9, 9]
-    cache = network.write(cache, call.kv, lengths)
+    each, positions, _, cache = comb(network, params, prompts, kept, path=6)
+    assert positions.tolist() == [9, 9]
     for row, prompt in enumerate(prompts):
         paths = [prompt + TRUNK, *(prompt + TRUNK[:n] + TEETH[n - 1] for n in (1, 2, 3))]
-        for said, path, size in zip(call.each[row], paths, COMB["lengths"], strict=True):
+        for said, path, size in zip(np.asarray(each[row]), paths, COMB["lengths"], strict=True):
             np.testing.assert_allclose(said[:size], alone(path)[-size:], atol=1e-5)
             assert not said[size:].any()
         path, own = paths[kept[row]], jax.tree.map(lambda x, row=row: x[row : row + 1], cache)
-        end = jnp.array([len(path)])
-        more = plain(jnp.array([[2]]), Prefix(own, end), end)
+        end = np.array([len(path)])
+        more = plain(np.array([[2]]), Prefix(own, end), end)
         np.testing.assert_allclose(more[0], alone([*path, 2])[-1], atol=1e-5)
 
 
@@ -203,9 +209,9 @@ def test_a_chain_is_stored_up_to_the_block_that_is_kept():
 def test_what_is_not_stored_never_reaches_the_cache():
     """Masks after each row of a text: of the path that ends in them the text is handed on."""
     marks, prompts = {"stored": (True, False, False, False)}, [[3, 1, 4], [1, 5, 2, 6], [7, 7]]
-    call, *_ = comb(StubCausal(vocab_size=13), None, prompts, [3, 1, 0], **marks)
-    assert call.kv.tokens.tolist() == [[5, 1, 8], [5, 0, 0], [5, 1, 8]]
-    assert call.kv.positions.tolist() == [[3, 4, 5], [4, 0, 0], [2, 3, 4]]
+    _, _, kv, _ = comb(StubCausal(vocab_size=13), None, prompts, [3, 1, 0], **marks)
+    assert kv.tokens.tolist() == [[5, 1, 8], [5, 0, 0], [5, 1, 8]]
+    assert kv.positions.tolist() == [[3, 4, 5], [4, 0, 0], [2, 3, 4]]
 
 
 def test_only_new_candidates_are_verified():
@@ -214,7 +220,7 @@ def test_only_new_candidates_are_verified():
     valid = jnp.array([[True, True, False, True, True, True]])
 
     def chosen(count: int, valid=valid):
-        return distinct(draft, candidates, valid, count)[0].tolist()
+        return jax.jit(distinct, static_argnums=3)(draft, candidates, valid, count)[0].tolist()
 
     assert chosen(3) == [[1, 2], [3, 4], [7, 8]]
     assert chosen(6) == [[1, 2], [3, 4], [7, 8], [9, 9], [1, 2], [1, 2]]

@@ -9,6 +9,7 @@ weights.
 import collections
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import decoders_block
@@ -225,63 +226,54 @@ ROWS = {
         house.OpenBlocks, 3, None, {"threshold": 0.8}, first=(1, 0), blocks=3, log_probs=True
     ),
 }
-# Laws of the program of a run are quick on every row, those that compile a trace or a row alone on
-# the first row of each class that steps in a way of its own, and those that compile more where the
-# machine goes one too. Slow are replicas, whose recorded arrays `make golden` replays, and programs
-# that differ in little.
-CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 REPLICAS = tuple(
     name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas")
 )
-LONG = (
-    *REPLICAS,
-    "residual-speculative-random",
-    "residual-speculative-unfused",
-    "residual-zero",
-    "block-random",
-)
-LONG += (
-    "adaptive-latent",
-    "adaptive-argmax",
-    "elastic-one",
-    "drafted-line",
-    "speculative-one",
-    "wavefront-bursts",
-    "any-order-shifted",
-)
-LONG += (
-    "static-hasty",
-    "static-continuous",
-    "masked-single",
-    "dual-cache-per-query",
-    "dual-cache-renewed",
-    "prefix-cache",
-    "revoking",
-    "open-blocks",
-    "masked-next",
-    "block-from-prompt",
-    "wavefront-buckets",
-)
+
+
+def first_rows(names: Iterable[str]) -> tuple[str, ...]:
+    """The first of these rows of each class."""
+    return tuple({ROWS[name].kind: name for name in reversed([*names])}.values())
+
+
+def by_class(names: Iterable[str], seldom: Iterable[str], apart: Iterable[str] = ()) -> Any:
+    """A test of each of these rows, quick on the first of each class and on rows apart that are not
+    tested seldom.
+    """
+    names = [*names]
+    return over(names, {*names} - {*first_rows(names), *apart} | {*seldom})
+
+
+# Laws of the program of a run are quick on the first row of each class, those that compile a trace
+# or a row alone too, but where the class steps as another one does, and those that compile more
+# where the machine goes one more way. Slow are replicas, whose recorded arrays `make golden`
+# replays, and what differs from the first row of its class in options.
+CLASSES = first_rows(ROWS)
+# which `test_house.py` tests
+HOUSE = tuple(name for name, row in ROWS.items() if row.kind.__module__ == house.__name__)
+LONG = (*REPLICAS, *HOUSE)
 ALIKE = (
-    *REPLICAS,
+    *LONG,
     "wavefront-straight-through",
+    "soft-masked",
+    "soft-block",
     "residual-veto",
     "elastic",
-    "revoking",
-    "open-blocks",
 )
+APART = ("jacobi-blocks",)  # a window of several blocks is a paper of its own
 # One of each kind of state goes through all drivers.
 KINDS = ("autoregressive", "wavefront", "jacobi", "masked", "block", "residual")
+MAPPED = {*KINDS} - {"residual"}  # whose programs are the largest
 
 
-EVERY = over(ROWS, LONG)
-BY_CLASS = over(ROWS, ROWS.keys() - CLASSES | {*ALIKE})
-COUNTED = over([name for name, row in ROWS.items() if row.count], LONG)
-CUT = over([name for name, row in ROWS.items() if not row.overruns], LONG)
-SAMPLED = over([name for name, row in ROWS.items() if not row.only_greedy], LONG)
+EVERY = by_class(ROWS, LONG, APART)
+BY_CLASS = by_class(ROWS, ALIKE)
+COUNTED = by_class([name for name, row in ROWS.items() if row.count], LONG, APART)
+CUT = by_class([name for name, row in ROWS.items() if not row.overruns], LONG, APART)
+SAMPLED = by_class([name for name, row in ROWS.items() if not row.only_greedy], LONG, APART)
 EACH_CLASS = over(CLASSES, {*CLASSES} - {*KINDS})
 EACH_SAMPLED_CLASS = over(
-    [name for name in CLASSES if not ROWS[name].only_greedy], {*CLASSES} - {*KINDS}
+    [name for name in CLASSES if not ROWS[name].only_greedy], {*CLASSES} - MAPPED
 )
 
 
@@ -349,7 +341,7 @@ def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
 
     decoder, results = row.decoder(row.network(probe=probe), size=SIZE + 7), []
     request = tiny_request(NEWS, stop=(0,))
-    longer = jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9)
+    longer = jnp.asarray(np.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9))
     request = dataclasses.replace(request, tokens=longer)
     for i in range(request.batch):
         result = decode.run(decoder, row.params, request.take((i,)), row.values(temperature=3.0))

@@ -101,7 +101,8 @@ def test_every_decoder_is_here():
 SELDOM = [
     name
     for name, kind in KINDS.items()
-    if kind.__module__.startswith("experiments.") or name == "SelfSpeculative"
+    if kind.__module__.startswith("experiments.")
+    or name in ("Static", "SelfSpeculative", "SoftWavefront")  # as others without drafts, or a wave
 ]
 
 

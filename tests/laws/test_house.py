@@ -9,7 +9,7 @@ import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
 from house_decoders import AnyOrder, DualCache, OpenBlocks, RevealKnobs, RevokeKnobs, Revoking
-from marks import slow
+from marks import over, slow
 from results import listed, rows_of
 from small_tokenizers import letters
 from stubs import PROMPTS, StubDenoiser, tiny_request
@@ -146,7 +146,7 @@ def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
     assert (np.asarray(blocks.network_calls) < SIZE - 5).all()
 
 
-@pytest.mark.parametrize("name", ["any-order", "dual-cache", "jacobi"])
+@over(["any-order", "dual-cache", "jacobi"], ["any-order", "dual-cache"])
 def test_stop_strings_end_rows(name):
     """The row ends where its committed text holds the string, whatever is revealed after it."""
     row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters(*"abcdefghijk")

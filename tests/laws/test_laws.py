@@ -37,6 +37,7 @@ from tracing import nothing_is_traced
 from experiments import decoders as outside
 from experiments import replicas
 from paradec_jax import decode
+from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import alternatives, unneeded
 
@@ -100,8 +101,8 @@ def test_a_stream_is_a_run(name):
     states, lengths, drafts = [], [], set()
     for state, info in decode.stream(decoder, params, request.take([0, 1]), knobs, every=2):
         assert (info is None) == (not states or jax.tree.leaves(info) == [])
-        drafts.add(decoder.drafts(state).shape)
-        states.append(listed(decoder.finish(state)))
+        drafts.add(jax.eval_shape(decoder.drafts, state).shape)
+        states.append(listed(drive.finish(decoder, state)))
         lengths.append(states[-1]["lengths"])
     together = decode.run(decoder, row.params, request, knobs)
     assert row.own(states[-1]) == row.own(rows_of(together, 0, 1))

@@ -143,7 +143,7 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 
 
-@pytest.mark.parametrize("name", ["any-order", "wavefront"])
+@over(["any-order", "wavefront"], ["any-order"])
 def test_a_run_holds_no_array_that_only_infos_have(name):
     """The array of a marked info is in the program of a trace and not in that of a run."""
     row = ROWS[name]
@@ -165,7 +165,7 @@ def test_a_run_holds_no_array_that_only_infos_have(name):
     assert marked.search(trace.compile().as_text()) and not marked.search(run)
 
 
-@pytest.mark.parametrize("name", ["causal", "recurrent"])
+@over(["causal", "recurrent"], ["causal"])
 def test_a_step_of_a_stream_copies_no_matrix(name):
     """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as
     a matrix.

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoders import CAUSAL
+from marks import slow
 from stubs import tiny_causal, tiny_causal_params
 
 from paradec_jax import decode
 from paradec_jax.decode.rules.sampling import sample
 
 NEW, SIZE, NETWORK, PARAMS = 24, 33, tiny_causal(), tiny_causal_params(0, 2.0)
-KINDS = [(decode.AutoRegressive, {}), *CAUSAL.values(), (decode.Jacobi, {"block": 4})]
+KINDS = [(decode.AutoRegressive, {}), *map(CAUSAL.get, ("prompt-lookup", "lookahead", "jacobi"))]
+KINDS += [slow(*CAUSAL["jacobi-blocks"]), slow(decode.Jacobi, {"block": 4})]
 # Prompts, and in their padding all other tokens of the vocabulary.
 TOKENS, LENGTHS = np.tile(np.arange(32), (3, 1)), (3, 5, 2)
 REQUEST = decode.make_request(TOKENS, LENGTHS, max_new_tokens=NEW, seed=3)

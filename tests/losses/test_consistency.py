@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs.tiny import drawn
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import init_params
@@ -24,7 +25,7 @@ SHAPE = (3, 5, 3, 4)  # B, P, T, n
 @functools.cache
 def params(seed: int = 2):
     """Random parameters, large enough for distributions far from uniform."""
-    return jax.tree.map(lambda x: 3 * x, init_params(CONFIG, jax.random.key(seed)))
+    return drawn(init_params, CONFIG, seed, 3.0)
 
 
 def batch(seed: int = 0) -> dict[str, np.ndarray]:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from stubs import tiny_params
 
 from experiments.recurrent_depth.recurrent_consistency import recurrent_consistency_loss
 from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
-from paradec_jax.families import init_params
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.models import RecurrentDepthNetwork
 
@@ -22,7 +22,7 @@ PROMPT, BLOCK = 4, 3
 
 @pytest.fixture(scope="module")
 def params():
-    return init_params(NETWORK.config, jax.random.key(0))
+    return tiny_params()
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,7 @@ def test_equals_two_causal_passes(params, batch):
     assert terms["recurrence"] == recurrence
 
 
+@pytest.mark.slow
 def test_filler_replaces_wrong_tokens_alone(params, batch):
     plain, filled = (
         jax.jit(recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES, filler_share=share))
@@ -92,6 +93,7 @@ def test_filler_replaces_wrong_tokens_alone(params, batch):
     assert plain(params, params, right, key)[0] == filled(params, params, right, key)[0]
 
 
+@pytest.mark.slow
 def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
     loss = jax.jit(recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES))
     drawn = [

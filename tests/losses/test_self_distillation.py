@@ -41,7 +41,7 @@ def hidden_of(tokens):
     ).hidden
 
 
-@over([2, 4, 8], argument="jump")
+@over([2, 4, 8], [4], argument="jump")
 def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     rows = 64
     noised = jnp.full((rows, EXACT.length), EXACT.mask).at[:, 3].set(1)

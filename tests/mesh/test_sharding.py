@@ -8,13 +8,13 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from marks import over
-from stubs import tiny_drafter, tiny_drafter_params, tiny_head, tiny_head_params
+from stubs import tiny_drafter, tiny_drafter_params, tiny_head
+from stubs.tiny import ones
 
 import paradec_jax as pd
 from paradec_jax.families import (
     FAMILIES,
     PRESETS,
-    init_params,
     matrix_axes,
     network_of,
     parameter_shapes,
@@ -42,10 +42,8 @@ def test_every_family_has_a_tiny_preset_here():
 
 @over([*TINY, "head"])
 def test_every_parameter_has_a_rule_raw_and_prepared(name):
-    if name == "head":
-        network, params = tiny_head(), tiny_head_params()
-    else:
-        network, params = network_of(PRESETS[name]), init_params(PRESETS[name], jax.random.key(0))
+    network = tiny_head() if name == "head" else network_of(PRESETS[name])
+    params = ones(network.config)
     raw = specs(params)
     assert sum(spec != P(*(None,) * len(spec)) for spec in raw.values()) > len(raw) / 2
     assert raw[

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import over
+from stubs.tiny import drawn
 
 from paradec_jax.decode.machine.network import Prefix, Prepared
 from paradec_jax.families import PRESETS, init_params, network_of
@@ -27,7 +28,7 @@ TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 @functools.cache
 def params_of(name: str):
-    return jax.tree.map(lambda leaf: leaf + 0.01, init_params(CONFIGS[name], jax.random.key(0)))
+    return jax.tree.map(lambda leaf: leaf + 0.01, drawn(init_params, CONFIGS[name], 0))
 
 
 def logits(name: str, params):

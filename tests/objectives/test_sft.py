@@ -48,6 +48,7 @@ def test_a_call_whose_minutes_are_over_goes_on(source, whole, tmp_path, capsys):
     assert "of messages by the template's prefixes" in said and "held out: loss" in said
 
 
+@pytest.mark.slow
 def test_upper_layers_packed_rows_and_an_average(source, whole, tmp_path):
     options = ("--layers", 0.5, "--packed", "--optimizer", "muon", "--ema", 0.9, "--accumulate", 2)
     run = words(source, tmp_path / "run", *options, "--precision", "mixed", updates=2)

@@ -35,9 +35,21 @@ def tiny_request(
 def drawn(
     init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float = 1.0
 ) -> dict[str, Any]:
-    """Random parameters, multiplied by `gain`."""
+    """Random parameters, multiplied by `gain`; one program draws those of all seeds."""
     with jax.ensure_compile_time_eval():
-        return jax.tree.map(lambda x: gain * x, init(config, jax.random.key(seed)))
+        return _drawn(init, config, jax.random.key(seed), gain)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn(init: Callable[[Any, Any], Any], config: Any, key: Any, gain: float) -> dict[str, Any]:
+    return jax.tree.map(lambda x: gain * x, init(config, key))
+
+
+def ones(config: Any) -> dict[str, Any]:
+    """Parameters for what does not depend on their values: drawing some takes seconds."""
+    return jax.tree.map(
+        lambda leaf: np.ones(leaf.shape, leaf.dtype), dict(parameter_shapes(config))
+    )
 
 
 def tiny_network(

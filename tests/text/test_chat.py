@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from marks import slow
 from recital import CONFIG, Recital
 from small_tokenizers import BOS, END, EOS, byte_level
 
@@ -298,13 +299,19 @@ class TestAnswers:
             pd.generate(model, messages, decoder)
 
 
-BOMBS = [  # programs without end, or of more memory than there is
+BOMBS = [  # programs without end, or of more memory than there is; those of one kind are slow
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-    "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
+    slow(
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+    ),
+    slow(
+        "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}"
+    ),
     "{{ 9 ** (9 ** 9) }}",
     "{{ '%2000000000d' | format(1) }}",
-    "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    slow(
+        "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
+    ),
     "{{ messages | tojson(indent=10**9) }}",
     "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
 ]
