@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax import store
 from paradec_jax.config import CausalConfig, DraftConfig, ModelConfig
-from paradec_jax.disk.folders import staged
+from paradec_jax.disk.folders import digest_of, staged
 from paradec_jax.disk.tensors import finite, open_tensors, write_tensors
 from paradec_jax.io import read_object, sha256_of
 from paradec_jax.models.drafts import DraftNetwork
@@ -51,7 +50,7 @@ def write(folder: Path, drafter: Drafter, base: str, run: str | None = None) -> 
     with staged(folder, overwrite=True, run=run) as temporary:
         peft.write_into(temporary, drafter.config.base, layers, 1.0, base)
         files = write_tensors(temporary, STEM, params)
-        fields = {"format_version": FORMAT_VERSION, "base": store.digest_of(base)}
+        fields = {"format_version": FORMAT_VERSION, "base": digest_of(base)}
         fields |= {name: getattr(drafter.config, name) for name in SHAPE}
         fields["weights"] = {file: sha256_of(temporary / file) for file in files}
         write_json(temporary / CONFIG, fields)
@@ -74,7 +73,7 @@ def read(folder: Path, config: ModelConfig, base: str, allow_nonfinite: bool = F
         raise ConvertError(
             f"{folder / CONFIG} has format_version {fields.get('format_version')!r}, not {FORMAT_VERSION}"
         )
-    if fields.get("base") != store.digest_of(base):
+    if fields.get("base") != digest_of(base):
         raise ConvertError(
             f"{folder} drafts for another model than {base}: its files have another digest than "
             f"{str(fields.get('base'))[:12]}, that of the model it was trained beside"

@@ -3,6 +3,7 @@ Hugging Face Hub.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -156,6 +157,15 @@ def locate(source: str | os.PathLike[str]) -> Path:
     raise StoreError(
         f"there is no model {path}: no folder, no file, and bundled are {known} (a checkout has more)"
     )
+
+
+def digest_of(source: str) -> str:
+    """SHA-256 of the digests of a model's files, whatever their form; notes beside them are none."""
+    place, digest = locate(source), hashlib.sha256()
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.is_file() and file.name != MARKER and file.suffix not in (".md", ".txt", ""):
+            digest.update(bytes.fromhex(sha256_of(file)))
+    return digest.hexdigest()
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

@@ -1,8 +1,7 @@
 """Models, and models on disk: `load`, `save`, what a model is made of, adapters."""
 
-from paradec_jax.disk.folders import StoreError
+from paradec_jax.disk.folders import StoreError, digest_of
 from paradec_jax.store.folder import (
-    digest_of,
     fingerprint,
     load,
     names_of,

@@ -33,7 +33,6 @@ from paradec_jax.disk.folders import (
     ADAPTER_CONFIG,
     CHAT_TEMPLATE,
     IS_ADAPTER,
-    MARKER,
     StoreError,
     locate,
     staged,
@@ -271,15 +270,6 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
     folder = locate(folder)
     with _naming(folder):
         return _fingerprint(_read_description(folder)[1])
-
-
-def digest_of(source: str) -> str:
-    """SHA-256 of the digests of a model's files, whatever their form; notes beside them are none."""
-    place, digest = locate(source), hashlib.sha256()
-    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if file.is_file() and file.name != MARKER and file.suffix not in (".md", ".txt", ""):
-            digest.update(bytes.fromhex(sha256_of(file)))
-    return digest.hexdigest()
 
 
 def names_of(models: Sequence[str]) -> list[str]:

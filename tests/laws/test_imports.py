@@ -133,7 +133,17 @@ def test_direction(path):
 OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
     "convert": (
         set(),
-        {"config", "convert", "disk", "io", "models", "store.lora", "store.model", "text"},
+        {
+            "config",
+            "convert",
+            "disk",
+            "io",
+            "models",
+            "nn.adapters",
+            "store.lora",
+            "store.model",
+            "text",
+        },
     ),
     "experiments/replicas": (
         {"decoders", "replicas"},

@@ -18,17 +18,16 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config.bounds import MOST, check_number
-from paradec_jax.decode.causal.guesses import Guesses, propose, windows_of
+from paradec_jax.decode.causal.guesses import Guesses, by_ratio, propose, windows_of
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SHARE, Number, RepetitionKnobs, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
-from paradec_jax.decode.machine.verify import accept, accept_by_ratio
-from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
-from paradec_jax.decode.rules.sampling import distribution, earlier, penalised
-from paradec_jax.decode.rules.windows import entry_of, pad_slots, write_after_read
+from paradec_jax.decode.machine.verify import accept
+from paradec_jax.decode.rules.sampling import earlier
+from paradec_jax.decode.rules.windows import entry_of, write_after_read
 
 
 @jax.tree_util.register_dataclass
@@ -109,6 +108,12 @@ class Drafted(DecoderBase):
     def mask_ids(self) -> Int[Array, "K"]:
         """Masks 1 to K as the drafter's network reads them."""
         return self.network.vocab_size + jnp.arange(self.count)
+
+    def check(self, request: Request) -> None:
+        """As of every decoder; recorded numbers, which "ratio" has no use for, are refused too."""
+        super().check(request)
+        if self.acceptance == "ratio" and request.recorded is not None:
+            raise ValueError("acceptance 'ratio' draws its own numbers and takes no recorded ones")
 
     def init(self, params: Any, request: Request, knobs: DraftedKnobs) -> DraftedState:
         """Reads each prompt and masks after it in one call: the first token, and drafts after it."""
@@ -191,22 +196,12 @@ class Drafted(DecoderBase):
         self, logits: Float[Array, "B W V"], rows: Rows, guesses: Guesses, knobs: DraftedKnobs
     ) -> tuple[Int[Array, "B"], Int[Array, "B W"]]:
         """How many drafts are accepted, and what the text goes on with, that many tokens and one."""
-        width = logits.shape[1]
-        tokens, drafts = guesses.tokens[:, : width - 1], guesses.counted[:, : width - 1]
-        before, positions = earlier(tokens), rows.length[:, None] + jnp.arange(width)
-        if self.acceptance == "equal":
-            own = self.sample(logits, positions, rows, knobs, before=before)
-            return accept(drafts[:, None], own[:, None])[1], own
-        seen = rows.tokens, rows.length, before
-        logits = penalised(logits, *seen, knobs.repetition_penalty)
-        law = distribution(logits, knobs, self.top_p_rule, self.greedy)
-        uniforms = uniform_at(rows.keys, Purpose.ACCEPT, positions[:, :-1], rows.length)
-        shares = guesses.proposals(logits.shape[-1])[:, : width - 1]
-        last = fold(rows.keys, Purpose.RESIDUAL, positions[:, :1], rows.length)
-        accepted, token = accept_by_ratio(drafts, shares, law, uniforms, last)
-        return accepted, jnp.where(
-            jnp.arange(width) == accepted[:, None], token, pad_slots(tokens, width)
-        )
+        if self.acceptance == "ratio":
+            return by_ratio(self, logits, rows, guesses, knobs)
+        drafts, places = guesses.counted[:, None], jnp.arange(logits.shape[1])
+        before = earlier(guesses.tokens[:, : len(places) - 1])
+        own = self.sample(logits, rows.length[:, None] + places, rows, knobs, before=before)
+        return accept(drafts[..., : len(places) - 1], own[:, None])[1], own
 
     def best(self, logits: Float[Array, "B K V"]) -> Int[Array, "B K C"]:
         """The tokens that a draft may be."""

@@ -20,9 +20,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Windows
+from paradec_jax.decode.machine.verify import accept_by_ratio
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import filtered_probabilities, gumbel, is_hot
+from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
+from paradec_jax.decode.rules.sampling import (
+    distribution,
+    earlier,
+    filtered_probabilities,
+    gumbel,
+    is_hot,
+    penalised,
+)
 from paradec_jax.decode.rules.windows import pad_slots
 
 
@@ -167,3 +175,27 @@ def propose(
     sure = jnp.max(shares, axis=-1) >= knobs.draft_threshold
     count = jnp.where(ready & ~rows.done, select.leading_run(sure), 0)
     return Guesses(tokens, count, ids, shares)
+
+
+def by_ratio(
+    decoder: Any, logits: Float[Array, "B W V"], rows: Rows, guesses: Guesses, knobs: Any
+) -> tuple[Int[Array, "B"], Int[Array, "B W"]]:
+    """How many drafts are accepted by p over q, and what the text goes on with (`accept_by_ratio`).
+
+    Args:
+      decoder, knobs: as for `propose`.
+      logits: of the newest token's row and of each draft's.
+      rows, guesses: the rows, and their drafts.
+    """
+    width, vocab = logits.shape[1:]
+    drafts, places = guesses.tokens[:, : width - 1], rows.length[:, None] + jnp.arange(width)
+    seen = rows.tokens, rows.length, earlier(drafts)
+    logits = penalised(logits, *seen, knobs.repetition_penalty)
+    law = distribution(logits, knobs, decoder.top_p_rule, decoder.greedy)
+    # Numbers of the drafts' own places, drawn anew from each length: no draft is judged twice.
+    uniforms = uniform_at(rows.keys, Purpose.ACCEPT, places[:, :-1], rows.length)
+    last = fold(rows.keys, Purpose.RESIDUAL, places[:, :1], rows.length)
+    shares, fed = guesses.proposals(vocab)[:, : width - 1], guesses.counted[:, : width - 1]
+    accepted, token = accept_by_ratio(fed, shares, law, uniforms, last)
+    here = jnp.arange(width) == accepted[:, None]
+    return accepted, jnp.where(here, token, pad_slots(drafts, width))
