@@ -16,6 +16,7 @@ says whether its texts and, of a comb, its calls are these.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +70,27 @@ class Options:
 
 
 def right_drafts(
-    model: Any, candidates: int, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]
-) -> Int[Array, "B T"]:
-    """How many drafts at each place of texts equal what follows there, up to the text's end."""
-    drafter, params = (
-        model.drafter.network,
-        {"network": model.params, "drafter": model.drafter.params},
-    )
-    cache, _ = text_rows(model.network, model.params, tokens)
+    network: Any,
+    drafter: Any,
+    new_tokens: int,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    prompts: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+) -> Int[Array, "B S"]:
+    """How many drafts after each place of the answers equal what follows there, up to the text's end;
+    the first place is the prompt's last.
+    """
+    cache, _ = text_rows(network, params["network"], tokens)
     (batch, width), count = tokens.shape, drafter.count
+    candidates = decode.Drafted().candidates
 
-    def some(anchors: Int[Array, "S"]) -> Int[Array, "B S"]:
-        anchors = jnp.broadcast_to(anchors, (batch, len(anchors)))
+    def some(offsets: Int[Array, "P"]) -> Int[Array, "B P"]:
+        anchors = jnp.minimum(prompts[:, None] - 1 + offsets, width - 1)
         places = anchors[..., None] + 1 + jnp.arange(count)
-        hidden = mask_rows(drafter, params, cache, anchors, places)
-        ids = lax.top_k(model.network.logits(model.params, hidden), candidates)[1]
+        seen = jnp.arange(width) <= anchors[..., None]
+        hidden = mask_rows(drafter, params, cache, seen, places)
+        ids = lax.top_k(network.logits(params["network"], hidden), candidates)[1]
 
         def draft(before: Array, j: Array) -> tuple[Array, Array]:
             informed = drafter.informed(params, hidden[:, :, j], before)
@@ -97,23 +104,20 @@ def right_drafts(
         right = (jnp.moveaxis(drafts, 0, -1) == follows) & (places + 1 < lengths[:, None, None])
         return jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=-1), axis=-1)
 
-    found = lax.map(some, jnp.arange(width).reshape(-1, PLACES))
-    return jnp.moveaxis(found, 0, 1).reshape(batch, width)
+    size = -(-new_tokens // PLACES) * PLACES
+    found = lax.map(some, jnp.arange(size).reshape(-1, PLACES))
+    return jnp.moveaxis(found, 0, 1).reshape(batch, size)
 
 
 def calls_of(
     right: np.ndarray, prompt: int, length: int, count: int, line: bool
 ) -> tuple[int, list[int]]:
     """Calls of a text whose first `prompt` tokens are given, and how many drafts each accepted."""
-    accepted, known, calls, drafted = (
-        list[int](),
-        prompt + 1,
-        1,
-        True,
-    )  # the prompt's call writes one
+    # The prompt's call writes one token, and drafts.
+    accepted, known, calls, drafted = list[int](), prompt + 1, 1, True
     while known < length:
         # Drafts of this call stand after the newest token, whose masks were after the one before it.
-        m = min(int(right[known - 2]), count) if drafted else 0
+        m = min(int(right[known - 1 - prompt]), count) if drafted else 0
         accepted.append(m)
         drafted = not line or m == count or not drafted
         known, calls = known + m + 1, calls + 1
@@ -133,17 +137,19 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     )
     _, prompts = asked(examples, model, options.seed, options.prompts, options.new_tokens, count)
     texts, calls = answers(prompts, model, decode.AutoRegressive(greedy=True), options.rows)
-    width = -(-prompts.size // PLACES) * PLACES
-    program = jax.jit(lambda tokens, lengths: right_drafts(model, 32, tokens, lengths))
+    networks = model.network, model.drafter.network
+    program = jax.jit(functools.partial(right_drafts, *networks, options.new_tokens))
+    params = {"network": model.prepared, "drafter": networks[1].prepare(model.drafter.params)}
     found = []
     for begin in range(0, len(texts), options.rows):
         some = range(begin, min(begin + options.rows, len(texts)))
         full = [[*prompts.tokens[i][: prompts.lengths[i]], *texts[i]] for i in some]
-        tokens = np.zeros((options.rows, width), np.int32)
-        lengths = np.zeros(options.rows, np.int32)
-        for row, ids in enumerate(full):
+        tokens = np.zeros((options.rows, prompts.size), np.int32)
+        begins, lengths = np.ones((2, options.rows), np.int32)
+        for row, (i, ids) in enumerate(zip(some, full, strict=True)):
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
-        right = np.asarray(program(tokens, lengths))
+            begins[row] = prompts.lengths[i]
+        right = np.asarray(program(params, tokens, begins, lengths))
         found += [
             (right[row], int(prompts.lengths[i]), len(full[row])) for row, i in enumerate(some)
         ]

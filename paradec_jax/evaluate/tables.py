@@ -26,6 +26,8 @@ ROWS = {
         autoregressive *
         prompt_lookup
         lookahead
+        drafted
+        drafted --places 1
         jacobi --block 16
         jacobi --block 16 --pool 4
         multiblock --block 16 --pool 4 --spawn 0.5

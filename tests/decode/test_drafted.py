@@ -190,7 +190,7 @@ ASKED = {
 }
 KINDS = [("ratio", None), ("ratio", 1), ("ratio", 2), ("equal", None), ("equal", 1)]
 QUICK = {(*KINDS[0], asked) for asked in ASKED}
-QUICK |= {("ratio", 1, "threshold"), ("equal", None, "top-p")}
+QUICK |= {("ratio", 1, "threshold")}
 CASES = [(*kind, asked) for kind in KINDS for asked in ASKED]
 
 
@@ -223,6 +223,7 @@ def test_a_draft_is_drawn_anew():
     assert excess(texts.reshape(-1, NEW), wanted, 3) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_few_candidates_change_no_law():
     """q is then that of the few; which they are is decided before the draft is drawn."""
@@ -271,7 +272,7 @@ def drafted(hot: bool, shape: str = "comb", rows=None, **options):
 
 
 @pytest.mark.parametrize("hot", [False, True])
-@over(SHAPES, {"two", "one"}, argument="shape")
+@over(SHAPES, {"two", "one", "fewer"}, argument="shape")
 def test_texts_and_caches_are_those_of_one_by_one(shape, hot):
     (found, records), (wanted, others) = drafted(hot, shape), one_by_one(hot)
     assert found.completions() == wanted.completions()
@@ -295,7 +296,7 @@ def last_step(x):
     return np.asarray(x[-1])
 
 
-@over(["equal", "ratio"], argument="acceptance")
+@over(["equal", "ratio"], {"ratio"}, argument="acceptance")
 def test_a_row_alone_is_a_row_of_the_batch(acceptance):
     """Its tokens and its calls, where other rows of the batch have drafts and it has none."""
     whole, _ = drafted(True, "line", acceptance=acceptance)
@@ -339,6 +340,7 @@ def test_a_threshold_decides_how_many_are_fed():
     assert none.positions.tolist() == [len(p) + 3 + 8 * (1 + 3) for p in PROMPTS]
 
 
+@pytest.mark.slow
 def test_candidates_limit_what_is_drafted():
     """A mask that may draft one token drafts the one that it finds best before it knows more."""
     one, _ = stub_run(candidates=1)

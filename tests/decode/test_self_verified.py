@@ -124,6 +124,7 @@ def law_of_blocks_of_one(length: int) -> np.ndarray:
     return law
 
 
+@pytest.mark.slow
 def test_texts_of_a_model_have_the_law_of_blocks_of_one():
     """Two blocks, so that the first one's stored keys matter."""
     network, params = small()
@@ -135,7 +136,7 @@ def test_texts_of_a_model_have_the_law_of_blocks_of_one():
 
 
 @pytest.mark.parametrize(
-    ("alignment", "fused"), [("own", True), ("next", True), slow("own", False)]
+    ("alignment", "fused"), [("own", True), slow("next", True), slow("own", False)]
 )
 def test_greedy_texts_are_those_of_blocks_of_one(alignment, fused):
     """From prompts with whole blocks and without, of a model of random weights."""

@@ -35,10 +35,8 @@ def test_the_model_is_not_written_and_its_texts_are_its_own(source, run, capsys)
     assert with_drafts.counts["positions"].sum() > without.counts["positions"].sum()
     command = ["generate", "--model", str(source / "llama"), "--max-new-tokens", "12", "x 1 "]
     capsys.readouterr()
-    for more in ([], ["--adapter", str(folder / "adapter")]):
-        assert main([*command, *more]) == 0
-    text = without.text[0]
-    assert capsys.readouterr().out.count(text) >= 2
+    assert main([*command, "--adapter", str(folder / "adapter")]) == 0
+    assert without.text[0] in capsys.readouterr().out
 
 
 def test_peft_has_the_adapters_matrices(source, run):
