@@ -12,7 +12,8 @@ of right drafts at each place follow the calls of each shape:
 
 The prompt's call drafts too and counts. The masks of this line stand after the last draft; `Drafted`
 puts them where the text most probably ends. `--check` decodes some of the prompts with `Drafted` and
-says whether its texts and, of a comb, its calls are these.
+says whether its texts and, of a comb, its calls are these. `--timed` times some shapes one row at a
+time, in turns with one by one and prompt lookup, the prompt's call included.
 """
 
 import dataclasses
@@ -33,10 +34,19 @@ from experiments.common.record import write_record
 from experiments.real.settings import HERE
 from paradec_jax import decode
 from paradec_jax.data.jsonl import read_examples
-from paradec_jax.evaluate.intervals import bootstrap, ends
+from paradec_jax.evaluate.cases import case_of
+from paradec_jax.evaluate.intervals import bootstrap, ends, speedup
+from paradec_jax.evaluate.timing import measure
+from paradec_jax.families import choose
 from paradec_jax.losses.drafts import at, mask_rows, text_rows
 from paradec_jax.objectives.answers import answers, asked
 
+SHAPES = (
+    "autoregressive",
+    "prompt_lookup",
+    *(f"drafted --masks {masks}" for masks in (1, 2, 3)),
+    *(f"drafted --masks {masks} --places 1" for masks in (2, 3)),
+)
 PLACES = 64  # of a text whose masks are computed in one call
 
 
@@ -52,6 +62,9 @@ class Options:
       new_tokens: tokens of an answer, at most.
       rows: prompts that are decoded together.
       check: prompts that `Drafted` decodes too, by comb and line of all masks.
+      timed: prompts that are timed.
+      passes: timings of each shape.
+      shapes: decoders that are timed, as a command line names them; the first is the baseline.
       seed: of the choice of prompts.
       dtype: of parameters and computation.
       out: path of the JSON.
@@ -64,6 +77,9 @@ class Options:
     new_tokens: int = 128
     rows: int = 16
     check: int = 8
+    timed: int = 0
+    passes: int = 5
+    shapes: tuple[str, ...] = SHAPES
     seed: int = 1
     dtype: str = "float32"
     out: Path = HERE / "results" / "smollm2-135m-drafts.json"
@@ -188,14 +204,40 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             "known": int(sum(calls_of(*one, count, places == 1)[0] for one in found[:few])),
         }
         print(f"decoded, {name}: {checked[name]}", flush=True)
-    results = {
+    results: dict[str, Any] = {
         "answers": len(texts),
         "tokens": int(sum(map(len, texts))),
         "calls one by one": calls,
     }
-    write_record(
-        options.out, options, results | {"rows": rows, "decoded": checked}, dtypes=(options.dtype,)
-    )
+    results |= {"rows": rows, "decoded": checked, "timed": timed(options, model, prompts)}
+    write_record(options.out, options, results, dtypes=(options.dtype,))
+
+
+def timed(options: Options, model: Any, prompts: Any) -> dict[str, Any]:
+    """Tokens a second of one row by shape, and times the first one with its range."""
+    if not options.timed:
+        return {}
+    settings = [choose(model.family, shape) for shape in options.shapes]
+    cases = [case_of(setting, model, prompts.size) for setting in settings]
+    requests = [prompts.request([i]) for i in range(min(options.timed, len(prompts.lengths)))]
+    speeds, rows = measure(cases, requests, passes=options.passes), {}
+    base = speeds[0]
+    texts = [decoded.completions() for decoded in base.decoded]
+    for shape, speed in zip(options.shapes, speeds, strict=True):
+        ratio, ends_of = speedup(speed.generated, speed.each, base.generated, base.each)
+        calls = sum(int(np.asarray(decoded.network_calls)[0]) for decoded in speed.decoded)
+        same = [d.completions() == text for d, text in zip(speed.decoded, texts, strict=True)]
+        rows[shape] = {
+            "tokens a second": sum(speed.generated)
+            / float(np.median([sum(x) for x in speed.each])),
+            "times": ratio,
+            "range": ends(ends_of),
+            "tokens a call": sum(speed.generated) / calls,
+            "equal": sum(same),
+            "of": len(same),
+        }
+        print(f"{shape}: {rows[shape]}", flush=True)
+    return rows
 
 
 if __name__ == "__main__":
