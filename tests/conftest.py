@@ -21,7 +21,7 @@ UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
 # Of so many settings of a replay, by a word of its file, the first is quick.
-QUICK = {"decode": 6, "wavefront": 6, "residual": 3, "train": 3, "selfverify": 5}
+QUICK = {"decode": 10, "wavefront": 10, "residual": 5, "train": 6, "selfverify": 8}
 # Folders whose files share models that take seconds to make.
 TOGETHER = ("objectives",)
 

@@ -37,7 +37,7 @@ print(pd.__file__, sys.modules["paradec_jax.convert.engine"].__file__, sep="\\n"
 """
 
 
-@over(["checkout", "editable", "wheel"], ["checkout", "editable"], "kind")
+@over(["checkout", "editable", "wheel"], ["checkout", "editable", "wheel"], "kind")
 def test_an_installation_loads_generates_and_exports(kind, tmp_path):
     source = place = ROOT
     if kind != "checkout":

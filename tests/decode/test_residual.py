@@ -77,6 +77,7 @@ def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
     ]
 
 
+@pytest.mark.slow
 def test_a_liar_is_believed():
     """Direct decoding asks nobody: the first token of a call is the network's, the next one the
     head's.

@@ -136,7 +136,7 @@ def test_texts_of_a_model_have_the_law_of_blocks_of_one():
 
 
 @pytest.mark.parametrize(
-    ("alignment", "fused"), [("own", True), slow("next", True), slow("own", False)]
+    ("alignment", "fused"), [slow("own", True), slow("next", True), slow("own", False)]
 )
 def test_greedy_texts_are_those_of_blocks_of_one(alignment, fused):
     """From prompts with whole blocks and without, of a model of random weights."""

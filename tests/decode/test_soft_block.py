@@ -129,7 +129,7 @@ def compared(
 @pytest.mark.parametrize(
     ("rule", "alignment", "fused", "temperature"),
     [
-        ("dynamic", "own", True, 0.0),
+        slow("dynamic", "own", True, 0.0),
         ("dynamic", "own", True, 1.3),
         slow("threshold", "own", True, 0.0),
         slow("threshold", "next", False, 1.3),

@@ -259,6 +259,10 @@ ALIKE = (
     "soft-block",
     "residual-veto",
     "elastic",
+    # whose programs are the largest
+    "residual",
+    "residual-speculative",
+    "self-verified",
 )
 APART = ("jacobi-blocks",)  # a window of several blocks is a paper of its own
 # One of each kind of state goes through all drivers.

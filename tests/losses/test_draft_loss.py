@@ -84,6 +84,7 @@ def test_every_parameter_of_the_drafter_learns():
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.slow
 def test_masks_that_say_what_the_model_says_cost_nothing():
     """An answer that repeats one token after a text of it: the model's rows agree, and a mask whose
     vector is the token's embedding is a row of them.

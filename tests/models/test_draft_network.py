@@ -149,6 +149,7 @@ def test_the_sampler_head_is_the_formula():
     np.testing.assert_allclose(network.informed(params, given_hidden, before), hidden, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adapters_begin_by_changing_nothing():
     """Masks begin as the vector that is given, and are read as it would be."""
     network = tiny_drafter()

@@ -76,6 +76,7 @@ def test_a_mask_that_the_chat_template_writes_is_refused(source, tmp_path, capsy
     assert "nor its chat template nor the data use, not <s>" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_layer_below_adds_nothing():
     network, params = tiny_causal(), tiny_causal_params()
     deeper = dataclasses.replace(network.config, layers=network.config.layers + 1)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from commands import ran, refused
 
 import paradec_jax as pd
@@ -9,6 +10,7 @@ from paradec_jax.data.text import WindowMaker
 from paradec_jax.losses.masked_diffusion import MDLM, noise
 
 
+@pytest.mark.slow
 def test_a_denoiser_learns_from_windows(source, tmp_path):
     last = ran(source, tmp_path, "--lora", 2, "--name", "cosine", objective="masked")
     assert last["after"]["nats a token"] < last["before"]["nats a token"]

@@ -9,6 +9,7 @@ from paradec_jax.losses import exponential
 from paradec_jax.objectives import recurrent
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_draws_grows(source, tmp_path, monkeypatch):
     means = []
     monkeypatch.setitem(

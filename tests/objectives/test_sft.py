@@ -111,7 +111,8 @@ FROZEN = (
 ADAPTED = ("--lora", 4, "--cllm", "--rehearse", 0, "--data", "PROMPTS")
 
 
-@pytest.mark.parametrize("options", [ADAPTED, pytest.param(FROZEN, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [ADAPTED, FROZEN])
 def test_jacobi_from_messages(source, tmp_path, options, capsys):
     """In bfloat16, with an average, from prompts alone; and in two rounds."""
     options = [source / "prompts.jsonl" if word == "PROMPTS" else word for word in options]

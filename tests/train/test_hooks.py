@@ -25,6 +25,7 @@ class Seen(Hook):
             self.lines.append({"step": step, **values})
 
 
+@pytest.mark.slow
 def test_lines_rates_evaluations_and_a_trace(tmp_path):
     seen = Seen()
     log = Log(tmp_path, every=3, flops=lambda batch, metrics: 7.0)
