@@ -147,9 +147,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{options.adapter} is an adapter without masks: paradec train draft makes one"
         )
     count = model.drafter.config.count
-    # Tokenised as training does, into a folder beside the result.
     examples = read_examples(
-        options.data, model, folder=options.out.parent / ".data", length=10**6, prompts=True
+        options.data, model, folder=Path(".cache/drafts"), length=10**6, prompts=True
     )
     _, prompts = asked(examples, model, options.seed, options.prompts, options.new_tokens, count)
     texts, calls = answers(prompts, model, decode.AutoRegressive(greedy=True), options.rows)
