@@ -119,6 +119,7 @@ class Draft(Training):
         wanted, calls = answers(prompts, model, slow, self.rows)
         if model.drafter is None:
             return gain(wanted, calls, wanted) | seconds(prompts, model, slow)
+        model = dataclasses.replace(model, drafter=here(model.drafter))
         drafted = decode.Drafted(greedy=True)
         texts = answers(prompts, model, drafted, self.rows)
         return gain(*texts, wanted) | seconds(prompts, model, drafted)
