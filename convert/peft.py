@@ -116,8 +116,8 @@ def write(
     base: str,
     run: str | None = None,
 ) -> None:
-    """Writes an adapter of `adapters.init_lora`, in the place of one that was so written, whole or not
-    at all.
+    """Writes an adapter of `adapters.init_lora`, in the place of one that was so written, whole or
+    not at all.
 
     Args:
       folder, config: path of the folder; shape of the model.

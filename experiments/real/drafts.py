@@ -65,7 +65,7 @@ class Options:
       timed: prompts that are timed.
       passes: timings of each shape.
       shapes: decoders that are timed, as a command line names them; the first is the baseline.
-      seed: of the choice of prompts.
+      seed: seed of the choice of prompts.
       dtype: of parameters and computation.
       out: path of the JSON.
     """

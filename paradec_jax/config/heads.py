@@ -76,9 +76,9 @@ class DraftConfig(Ranged):
     """
 
     base: CausalConfig
-    count: int = 3
-    rank: int = 32
-    inner: int = 1152
+    count: int
+    rank: int
+    inner: int
 
     BOUNDS = {"count": (1, 64)}  # noqa: RUF012
     family = "drafts"

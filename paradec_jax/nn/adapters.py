@@ -39,7 +39,7 @@ def init_lora(params: Mapping[str, Any], axes: Axes, rank: int, key: Array) -> d
         layers.
       axes: of `sharding.axes.matrices`; every matrix that it names is adapted.
       rank: r.
-      key: of the draws.
+      key: key of the draws.
 
     Raises:
       ValueError: a rank below 1, or above the smaller side of a matrix.

@@ -43,12 +43,12 @@ class Draft(Training):
 
     Attributes:
       masks: tokens that are drafted, k.
-      rank: of the adapters, which rows of masks pass alone.
+      rank: rank of the adapters, which rows of masks alone pass.
       inner: inner width of the sampler head; twice the model's when None.
       new_tokens: most tokens of an answer.
       problems: prompts that are answered; all of them by default.
       rows: prompts that are decoded together.
-      temperature: of the answers; 0 takes the most probable token.
+      temperature: temperature of the answers; 0 takes the most probable token.
       chunk: anchors of a text whose masks are computed at a time; all when None, which takes more
         memory.
       rules: rules of the loss.

@@ -116,7 +116,7 @@ class SelfVerified(BlockDecoder):
     A row of n new positions ends within 1 + 3 (n + B) network calls.
 
     Attributes:
-      length, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, confidence, fuse_store, fuse_prompt, top_p_rule: fields of `BlockDenoising`.
       route: what is verified: runs of at least so many masks ("span"), or those of which more is
         thought to be accepted than the call costs ("score").
       extras: reveal other positions of a verified row that exceed the threshold, too.

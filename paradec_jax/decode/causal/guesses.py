@@ -115,7 +115,7 @@ def windows_of(
     return Windows(
         jnp.concatenate([first, masks], axis=1),
         at[:, None] + jnp.concatenate([zeros, zeros + 1, 1 + places], axis=1),
-        running[:, None] & jnp.concatenate([fed | True, fed, reads], axis=1),
+        running[:, None] & jnp.concatenate([jnp.ones_like(fed), fed, reads], axis=1),
         parent=jnp.concatenate([zeros - 1, zeros, behind], axis=1),
         row=jnp.concatenate([zeros, zeros, jnp.maximum(places - 1, 0)], axis=1),
         lengths=(1, *[size] * (count + 1)),
@@ -184,7 +184,7 @@ def by_ratio(
 
     Args:
       decoder, knobs: as for `propose`.
-      logits: of the newest token's row and of each draft's.
+      logits: logits of the newest token's row and of each draft's.
       rows, guesses: the rows, and their drafts.
     """
     width, vocab = logits.shape[1:]

@@ -7,7 +7,8 @@
     comb     a b c,  a > _ _,  b > _     a short window after each row of another
 
 A window sees the prefix, itself by the network's visibility or token-causally, and of each ancestor
-the rows up to the one where its path leaves. A window of fewer tokens than the longest costs no more than it has.
+the rows up to the one where its path leaves. A window of fewer tokens than the longest costs no
+more than it has.
 
 A row often reads some windows alone, or the first tokens of each. So smaller calls are compiled
 beside the largest, and the smallest that holds what all rows read is the one that runs.

@@ -95,7 +95,7 @@ def accept_by_ratio(
       proposals: q, the distribution that each was drawn from.
       predictions: p after what comes before each draft, and after the last, W = K + 1.
       uniforms: numbers in [0, 1), one a draft.
-      keys: of the token after those that are accepted, [B, 1].
+      keys: keys that draw the token after those that are accepted, [B, 1].
 
     Returns:
       How many are accepted, and the token after them.
