@@ -22,12 +22,13 @@ from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import choose
 from paradec_jax.generate import NEW_TOKENS, lacking
 from paradec_jax.io import text_of
+from paradec_jax.records import choices
 
 GROUP = 3  # settings that are decoded and timed beside the baseline before their rows are written
 Key = tuple[str, str, str]  # of a row: model, decoder, label
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Options(Ranged):
     """What to compare.
 

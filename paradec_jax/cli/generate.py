@@ -2,7 +2,6 @@
 its own.
 """
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -24,12 +23,13 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES, choose
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
 from paradec_jax.infill import infill_task
+from paradec_jax.records import choices
 
 DEFAULT = "default"  # the decoder where none is named
 Flag = FlagCreatePairsOff[bool]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Text:
     """What to continue, and how far.
 

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Int32, Int64
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import foreign, staged
 from paradec_jax.io import json_line, read_object, regular, sha256_of
+from paradec_jax.records import record
 from paradec_jax.text import chat
 
 FORMAT = 2  # of the arrays in a folder
@@ -33,7 +34,7 @@ CHUNK = 1000  # lines that are tokenised together
 Row = tuple[list[int], list[bool]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Examples:
     """Lines as ids, one after the other, in mapped arrays.
 

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from paradec_jax.config.bounds import check_number, check_words
 from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.trajectories import Generation, Trajectories
+from paradec_jax.records import record
 
 MAX_TOKENS = 20_480  # longest packed sequence, as released
 MAX_RUN = (
@@ -109,7 +110,7 @@ class PairBucket(NamedTuple):
     pairs: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class PairBatchMaker(Maker):
     """Makes the batches of `pair_batches`."""
 

@@ -12,7 +12,6 @@ before it. A row without a block (T = 0) says that its prompt was decoded and ga
 nobody decodes it again.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -25,6 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from paradec_jax.io import atomic_write_text, read_object, regular, replacing
+from paradec_jax.records import record
 
 FORMAT_VERSION = 5
 INDEX, SHARD = "index.json", "shard-{:05d}.npy"
@@ -35,7 +35,7 @@ class TrajectoryError(ValueError):
     """A folder of trajectories that cannot be read or written."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Generation:
     """All trajectories of one prompt; the last block may run past the stop token.
 

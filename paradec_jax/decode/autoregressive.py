@@ -1,7 +1,7 @@
 """Autoregressive decoding: one token a network call, the baseline of causal decoders."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import RepetitionKnobs
@@ -14,7 +14,7 @@ from paradec_jax.decode.rules.windows import write_after_read
 class AutoRegressive(DecoderBase):
     """Feeds the newest token, samples the next one, and so on."""
 
-    Knobs: ClassVar[type] = RepetitionKnobs
+    Knobs = RepetitionKnobs
 
     def init(self, params: Any, request: Request, knobs: RepetitionKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""

@@ -14,11 +14,12 @@ from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.timing import Case
 from paradec_jax.generate import BUCKET, bind, parameters, tokenizer_of
+from paradec_jax.records import record
 from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Source:
     """A row to be: a model with a tokenizer, the name that the table has for it, and the decoder
     that runs it.
@@ -29,7 +30,7 @@ class Source:
     setting: Setting
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Prompts:
     """Encoded prompts, all in one shape: tokens [N, P], lengths [N], one key each, budget of each."""
 

@@ -1,6 +1,5 @@
 """Decoders side by side: their answers to the same problems, as rows of one table."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from paradec_jax.evaluate.fields import (
 from paradec_jax.evaluate.judge import check_judge
 from paradec_jax.evaluate.timing import Advance, Case, Speed, measure, planned_bytes
 from paradec_jax.generate import tokenizer_of
+from paradec_jax.records import record
 from paradec_jax.store import Model
 
 # Begins a stage of so many units; what it returns counts those that are done.
@@ -37,7 +37,7 @@ ROWS = 50  # problems decoded together when only their answers count
 TIMED = 5  # problems of the speed measurement, each in a call of its own
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Comparison:
     """What `compare` returns.
 

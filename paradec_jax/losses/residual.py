@@ -48,6 +48,7 @@ from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, choose
 from paradec_jax.objective import Batch, Metrics, Objective, Sum, Sums, weighted
+from paradec_jax.records import record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Steps(NamedTuple):
     taught: Float[Array, "K B T D"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Unrolling:
     """Algorithm 1 for a backbone, its head and the texts of a batch.
 

@@ -36,6 +36,7 @@ from paradec_jax.losses.masked_diffusion import mask_of, read
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Batch, Objective, Sums, drawn, weighted
+from paradec_jax.records import record
 
 SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 
@@ -196,7 +197,7 @@ def self_distillation_loss(
     return Objective(sums)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Teacher:
     """The teacher of a round.
 

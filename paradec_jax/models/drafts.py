@@ -17,7 +17,7 @@ head on the token before: "Your LLM knows the future", arXiv 2507.11851.)
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class DraftNetwork(KVNetwork):
     """
 
     config: DraftConfig
-    table: ClassVar[Any] = axes.DRAFTS
+    table = axes.DRAFTS
 
     @classmethod
     def shapes(cls, config: DraftConfig) -> dict[str, Any]:

@@ -39,11 +39,11 @@ class RecurrentDepthNetwork(KVNetwork):
     cache: str = "shared"
     recurrence: Any = None
     slots: Any = None
-    linen: ClassVar[Any] = RecurrentDepth
-    table: ClassVar[Any] = axes.RECURRENT
+    linen = RecurrentDepth
+    table = axes.RECURRENT
     parts: ClassVar[Any] = {part: f"{part}_layers" for part in ("prelude", "core", "coda")}
     # Passes of the core, one after the other.
-    counters: ClassVar[tuple[str, ...]] = ("recurrences",)
+    counters = ("recurrences",)
 
     def __post_init__(self) -> None:
         check_words(self, cache=CACHE_MODES)

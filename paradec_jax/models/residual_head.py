@@ -15,7 +15,7 @@ the logits.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import chex
 import flax.linen as nn
@@ -83,9 +83,9 @@ class ResidualHeadNetwork(KVNetwork):
     """
 
     config: ResidualHeadConfig
-    linen: ClassVar[Any] = ResidualHead
-    table: ClassVar[Any] = axes.RESIDUAL_HEAD
-    counters: ClassVar[tuple[str, ...]] = ("head_calls",)  # which no other counter holds
+    linen = ResidualHead
+    table = axes.RESIDUAL_HEAD
+    counters = ("head_calls",)  # which no other counter holds
 
     @classmethod
     def init_params(

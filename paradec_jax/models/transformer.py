@@ -14,7 +14,7 @@ as well.
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -81,8 +81,8 @@ class TransformerNetwork(KVNetwork):
     """The transformer as decoders and losses drive it, causal or block by block as its config says."""
 
     config: TransformerConfig
-    linen: ClassVar[Any] = Transformer
-    table: ClassVar[Any] = axes.TRANSFORMER
+    linen = Transformer
+    table = axes.TRANSFORMER
 
     @property
     def max_length(self) -> int:

@@ -31,13 +31,14 @@ from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, gai
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store.model import Drafter, Model
 
 PIECE = 16  # tokens of an answer that are stored together
 TIMED = 4  # held-out prompts whose answers are timed
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Draft(Training):
     """Trains masks, adapters and a sampler head that draft what a causal model will say.
 
@@ -62,7 +63,7 @@ class Draft(Training):
     rows: int = 32
     temperature: float = 0.0
     chunk: int | None = None
-    rules: Bare[DraftRules] = DraftRules()  # noqa: RUF009
+    rules: Bare[DraftRules] = DraftRules()
 
     families = ("causal",)
     without = ("packed", "lora", "layers", "blend")

@@ -30,6 +30,7 @@ from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, end
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 
 RULES = ConsistencyRules(
@@ -42,7 +43,7 @@ RULES = ConsistencyRules(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Jacobi(Training):
     """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to
     the prompts.

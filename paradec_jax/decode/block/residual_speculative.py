@@ -15,7 +15,7 @@ one call on the final draft position by position, which is not.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,10 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.tree import TreeCall
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import entry_of
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Verified:
     """What a call made of a block's candidates and of the block after it.
 
@@ -55,7 +55,7 @@ class Verified:
     follows: Bool[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class ResidualSpeculative(HeadDecoder):
     """Writes what `BlockDenoising` of the same rule writes, in fewer calls where the head is right.
 
@@ -83,11 +83,10 @@ class ResidualSpeculative(HeadDecoder):
         is accepted.
     """
 
-    _: dataclasses.KW_ONLY
     candidates: int = 3
     rule: str = "dynamic"
     ride: bool = True
-    Knobs: ClassVar[type] = HeadKnobs
+    Knobs = HeadKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

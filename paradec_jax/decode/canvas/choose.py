@@ -20,7 +20,6 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -44,6 +43,7 @@ from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.records import choices, pytree
 
 QUOTAS = ("static", "dynamic", "sequential", "random")
 TAKEN_FROM = {
@@ -55,8 +55,7 @@ RULES = tuple(TAKEN_FROM)
 THRESHOLD, GAMMA, FACTOR = 0.9, 0.35, 1.0  # where the knob is not set
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DenoisingKnobs(SamplingKnobs):
     """Sampling, and how much a step reveals.
 
@@ -95,9 +94,9 @@ def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
 class RuledDecoder(DecoderBase):
     """A decoder that reveals positions of blocks by a rule; an abstract base without fields."""
 
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    visibilities = ("block",)
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
+    any_order = True
 
     @property
     @abc.abstractmethod
@@ -207,17 +206,16 @@ class RuledDecoder(DecoderBase):
         return state.store(self.network, call, choice.tokens), logits, choice
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class BlockDecoder(RuledDecoder):
     """What decoders of blocks share; `BlockDenoising` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     length: int | None = None
     confidence: str | None = None
     fuse_store: bool = True
     fuse_prompt: bool = True
     top_p_rule: str = "keep-renormalised"
-    rules: ClassVar[tuple[str, ...]] = RULES
+    rules = RULES
 
     def __post_init__(self) -> None:
         super().__post_init__()

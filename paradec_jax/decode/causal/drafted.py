@@ -9,10 +9,8 @@
 Rows of text pass no adapter, so every prediction is the model's own.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -28,10 +26,10 @@ from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
 from paradec_jax.decode.machine.verify import accept
 from paradec_jax.decode.rules.sampling import earlier
 from paradec_jax.decode.rules.windows import entry_of, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedKnobs(RepetitionKnobs):
     """Sampling, and which drafts are fed.
 
@@ -43,16 +41,14 @@ class DraftedKnobs(RepetitionKnobs):
     draft_threshold: Number | None = knob(None, SHARE, unset=0.0)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and the drafts of those to come."""
 
     guesses: Guesses
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedInfo:
     """Drafts that a call was fed, those that it accepted, and tokens committed, [B] each."""
 
@@ -61,7 +57,7 @@ class DraftedInfo:
     committed: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Drafted(DecoderBase):
     """Verifies K drafts a call and commits those that are accepted, and one token more.
 
@@ -83,14 +79,13 @@ class Drafted(DecoderBase):
         sampler head knows the token before it.
     """
 
-    _: dataclasses.KW_ONLY
     drafter: Any = None
     masks: int | None = None
     places: int | None = None
     acceptance: str = "equal"
     candidates: int = 32
-    Knobs: ClassVar[type] = DraftedKnobs
-    further_networks: ClassVar[tuple[str, ...]] = ("drafter",)
+    Knobs = DraftedKnobs
+    further_networks = ("drafter",)
     WORDS = {**DecoderBase.WORDS, "acceptance": ("equal", "ratio")}  # noqa: RUF012
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ x is the newest token. Masks after each place are a comb: whatever is accepted, 
 seen the text that stays. Masks after one place alone are a line.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -32,10 +31,10 @@ from paradec_jax.decode.rules.sampling import (
     penalised,
 )
 from paradec_jax.decode.rules.windows import pad_slots
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Guesses:
     """Drafts of the tokens after the committed ones.
 

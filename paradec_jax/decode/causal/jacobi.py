@@ -18,10 +18,8 @@ With several blocks, drafts reach beyond the block that is verified (Jacobi Forc
                    real-active     pseudo        ^ window_end
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -35,10 +33,10 @@ from paradec_jax.decode.machine.verify import counted, verify
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, uniform
 from paradec_jax.decode.rules.windows import shift, window
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiKnobs(RepetitionKnobs):
     """Sampling, and when a block is spawned.
 
@@ -51,8 +49,7 @@ class JacobiKnobs(RepetitionKnobs):
     spawn: Float[Array, ""] | float | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to
     come.
@@ -71,8 +68,7 @@ class JacobiState(CachedState):
     uniforms: Float[Array, "B S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiInfo:
     """The winning candidate of a call (0 for the draft), its m tokens that agree, and tokens
     committed, [B] each.
@@ -83,7 +79,7 @@ class JacobiInfo:
     committed: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Jacobi(DecoderBase):
     """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the
     token after them.
@@ -110,7 +106,6 @@ class Jacobi(DecoderBase):
       prefill_recurrence: r of the prompt and of the first draft after it; that of a call when None.
     """
 
-    _: dataclasses.KW_ONLY
     block: int = 16
     blocks: int = 1
     running: bool = False
@@ -118,7 +113,7 @@ class Jacobi(DecoderBase):
     candidates: int | None = None
     recurrence: int | None = None
     prefill_recurrence: int | None = None
-    Knobs: ClassVar[type] = JacobiKnobs
+    Knobs = JacobiKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,13 +34,13 @@ from paradec_jax.decode.rules.sampling import (
 )
 from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import pytree
 
 # not Self, which the type checks of tests refuse
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CachedState:
     """Rows, and a cache of all committed tokens but the newest: the state of decoders that append,
     or its base.

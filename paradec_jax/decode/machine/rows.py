@@ -8,7 +8,6 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +17,7 @@ from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import put, window
+from paradec_jax.records import pytree, static
 
 NETWORK_CALLS, POSITIONS = "network_calls", "positions"
 
@@ -31,8 +31,7 @@ class Reason(enum.IntEnum):
     CALLER = 3
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Rows:
     """What every driver, stop string, queue and table reads. Invariant: `tokens[:length]` never
     change again.
@@ -65,7 +64,7 @@ class Rows:
     fixed: Bool[Array, "B S"] | None
     log_probs: Float[Array, "B S"] | None
     recorded: Any
-    size: int = dataclasses.field(metadata={"static": True})
+    size: int = static()
 
     @property
     def done(self) -> Bool[Array, "B"]:
@@ -257,8 +256,7 @@ def own_entries(
     return [row[own] for row, own in zip(np.asarray(x), kept, strict=True)]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Decoded:
     """The result of a decoder.
 

@@ -9,7 +9,7 @@ the mask together, compares small probabilities with noise of few digits, and lo
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import partition, score, select
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
+from paradec_jax.records import choices, pytree
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -50,8 +51,7 @@ GRIDS = ("linear", "cosine")
 STEPS = 128  # where the knob is not set
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MaskedKnobs(SamplingKnobs):
     """Sampling, by default from the denoiser's own distribution, and the grid of times.
 
@@ -90,8 +90,7 @@ class MaskedKnobs(SamplingKnobs):
             )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MaskedState(Canvas):
     """A canvas and its partition.
 
@@ -102,8 +101,7 @@ class MaskedState(Canvas):
     groups: Int[Array, "B S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class UnmaskedInfo:
     """What a call did to a window of each row's canvas.
 
@@ -118,19 +116,18 @@ class UnmaskedInfo:
     scores: Float[Array, "B W"] | None
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class MaskedDecoder(DecoderBase):
     """What samplers of masked canvases share; `Masked` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     order: str = "random"
     confidence: str | None = None
     chunk: int = 64
-    Knobs: ClassVar[type] = MaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
+    Knobs = MaskedKnobs
+    visibilities = ("full",)
+    alignments = ("own", "next")
+    any_order = True
+    needs_cache = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,7 @@ that commits.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +47,10 @@ from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
 from paradec_jax.decode.rules.windows import shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWavefrontKnobs(WavefrontKnobs):
     """How the wave moves, and how soft its decisions are.
 
@@ -63,8 +63,7 @@ class SoftWavefrontKnobs(WavefrontKnobs):
     gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWavefrontState(WavefrontState):
     """A wave, and what is soft about its slots.
 
@@ -77,8 +76,7 @@ class SoftWavefrontState(WavefrontState):
     survival: Float[Array, "B W"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWaveInfo(WaveInfo):
     """The soft side of the newest step, zero in slots that were not in use and in rows that had
     stopped.
@@ -98,7 +96,7 @@ class SoftWaveInfo(WaveInfo):
     hidden: Float[Array, "B W D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SoftWavefront(WaveDecoder):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
@@ -112,9 +110,8 @@ class SoftWavefront(WaveDecoder):
         be `greedy`.
     """
 
-    _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
-    Knobs: ClassVar[type] = SoftWavefrontKnobs
+    Knobs = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,14 +31,14 @@ from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import pad_slots, shift, window
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices, pytree
 
 NOISE_SCHEDULES = ("dampened", "constant")
 NOISE_MIXINGS = ("linear", "sqrt")
 BUCKETS = (2, 8, 32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WavefrontKnobs(LatentKnobs):
     """Sampling, and how the wave moves. Defaults of epsilon, eta and beta are the paper's.
 
@@ -80,8 +80,7 @@ class WavefrontKnobs(LatentKnobs):
         return recurrences >= most
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Wave:
     """The slots of a window, W of them or the first few.
 
@@ -115,8 +114,7 @@ class Wave:
         return jnp.pad(same, ((0, 0), (1, 0)), constant_values=True)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WavefrontState(CachedState):
     """What the next step needs; the cache holds the positions before slot 0.
 
@@ -137,11 +135,10 @@ class WavefrontState(CachedState):
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class WaveDecoder(DecoderBase):
     """A decoder that refines a wave; an abstract base. `Wavefront` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     inner_recurrence: int = 4
     window: int = 32
     headway: int = 1
