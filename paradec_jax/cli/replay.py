@@ -90,7 +90,7 @@ def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]
     return run, task.decode(finish(task.decoder, state), watch)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit(static_argnums=0)
 def _seen(decoder: DecoderBase, state: Any) -> dict[str, Any]:
     """What a frame shows of the first row, and which positions stay as they are, [S]."""
     rows = state.rows

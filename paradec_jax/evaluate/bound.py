@@ -10,7 +10,6 @@ draws whose times lie evenly, `(u + k / K) mod 1` with one u a row.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -173,7 +172,7 @@ def bounds(
     return [Bound(m, e, s.count) for m, e, s in zip(means, errors.tolist(), spans, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@jax.jit(static_argnums=(0, 1, 2))
 def _score(
     network: Any,
     plan: tuple[int, int],
@@ -229,7 +228,7 @@ def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[i
     return filled
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jax.jit(static_argnums=(0, 1))
 def _best(
     network: Any,
     mask: int,

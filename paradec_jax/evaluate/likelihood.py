@@ -14,7 +14,6 @@ states.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -164,7 +163,7 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
     return ids, ends
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit(static_argnums=0)
 def _score(
     network: Any, params: Any, ids: Int[Array, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:

@@ -217,13 +217,13 @@ def _cast(params: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
     return jax.tree.unflatten(tree, leaves)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit(static_argnums=1)
 def _astype(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
     """All of them in one program."""
     return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit(static_argnums=1)
 def _laid_out(embedding: Array, dtype: Any) -> Array:
     # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the
     # barrier keeps it from folding the transposition into the product.
