@@ -22,8 +22,7 @@ from paradec_jax.config import (
     RecurrentDepthConfig,
     ResidualHeadConfig,
 )
-from paradec_jax.decode.machine.knobs import alternatives
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, alternatives
 from paradec_jax.models import (
     DenoiserNetwork,
     DraftNetwork,

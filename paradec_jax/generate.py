@@ -13,13 +13,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Decoded, DecoderBase, Reason, Request, make_request, run, stream
-from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import NETWORK_CALLS, Setting, finish, keys_of, seed_words
 from paradec_jax.families import choose
 from paradec_jax.records import record
 from paradec_jax.sharding.layout import shardings

@@ -12,9 +12,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from paradec_jax import facts, store
 from paradec_jax.cli.output import JsonPath, progress, write_json
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config import Ranged
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, compare
 from paradec_jax.evaluate.fields import Row

@@ -16,10 +16,10 @@ from paradec_jax.cli.options import NAMES, options_of, summary
 from paradec_jax.cli.output import check_place
 from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
-from paradec_jax.config.bounds import check_numbers
+from paradec_jax.config import check_numbers
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.decode import DecoderBase
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.families import FAMILIES, choose
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
 from paradec_jax.infill import infill_task

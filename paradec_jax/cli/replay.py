@@ -14,10 +14,8 @@ import numpy as np
 
 from paradec_jax.cli.output import PLACE, TEMPLATE
 from paradec_jax.decode import DecoderBase
-from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.canvas import Canvas
+from paradec_jax.decode.machine import NETWORK_CALLS, Setting, finish
 from paradec_jax.evaluate.timing import Case, measure
 from paradec_jax.generate import Generation, Task, tokenizer_of
 from paradec_jax.io import atomic_write_text, text_of

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradec_jax.config.bounds import check_number, check_words
+from paradec_jax.config import check_number, check_words
 from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.trajectories import Generation, Trajectories
 from paradec_jax.records import record

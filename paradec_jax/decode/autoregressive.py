@@ -3,11 +3,8 @@
 import dataclasses
 from typing import Any
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.machine import CachedState, DecoderBase, Prefix, RepetitionKnobs, Request
+from paradec_jax.decode.rules import write_after_read
 
 
 @dataclasses.dataclass(frozen=True)

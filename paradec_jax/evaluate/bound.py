@@ -20,10 +20,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.request import key_of, seed_words
-from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.config import check_number
+from paradec_jax.decode.machine import key_of, seed_words
+from paradec_jax.decode.rules import log_probability, positions_of, without_mask
 from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
 from paradec_jax.noise import LOGLINEAR, hide
 from paradec_jax.store import Model
@@ -202,7 +201,7 @@ def _score(
         ids, uniforms, LOGLINEAR.mask_probability(t), mask, (at >= start) & (at < stop)
     )
     view = None if whole else jnp.broadcast_to((at < length)[:, None], (batch, size, size))
-    positions = jnp.broadcast_to(at, ids.shape)
+    positions = positions_of(ids)
     vectors = network.forward(params, noised, positions, mask=view).hidden
 
     def nll(vector: Array, target: Array) -> Array:
@@ -239,7 +238,7 @@ def _best(
     """The most probable token at each position of rows whose scored positions are hidden, and
     padding unseen.
     """
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    positions = positions_of(ids)
     length, start, stop = (ends[:, i, None] for i in range(3))
     hidden = jnp.where((positions >= start) & (positions < stop), mask, ids)
     view = jnp.broadcast_to((positions < length)[:, None], (*ids.shape, ids.shape[1]))

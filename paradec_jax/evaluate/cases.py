@@ -8,8 +8,7 @@ import numpy as np
 
 from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, keys_of, seed_words
 from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.timing import Case

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from paradec_jax import facts
 from paradec_jax.data.problems import Problem, exact_answers
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine import NETWORK_CALLS
 from paradec_jax.evaluate.answers import Answers, answer, batches, judged
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, prompts_of
 from paradec_jax.evaluate.fields import (

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from paradec_jax.decode import Decoded, Request, run
-from paradec_jax.decode.machine.drive import checked, compiled_run
+from paradec_jax.decode.machine import checked, compiled_run
 from paradec_jax.records import record
 
 Advance = Callable[[int], None]

@@ -27,26 +27,3 @@ from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.losses.residual import ResidualRules, residual_loss
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
-
-__all__ = [
-    "CLEAN_CONTEXT",
-    "MULTIBLOCK",
-    "WINDOWED",
-    "BlockRules",
-    "BoundRules",
-    "ConsistencyRules",
-    "DistillationRules",
-    "DraftRules",
-    "ResidualRules",
-    "block_diffusion_loss",
-    "cllm_loss",
-    "consistency_loss",
-    "draft_loss",
-    "exponential",
-    "masked_diffusion_loss",
-    "next_token_loss",
-    "poisson_lognormal",
-    "recurrent_loss",
-    "residual_loss",
-    "self_distillation_loss",
-]

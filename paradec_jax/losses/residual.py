@@ -25,10 +25,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.config import Ranged, TokenSpec, check_words
+from paradec_jax.decode.machine import Prefix
+from paradec_jax.decode.rules import without_mask
 from paradec_jax.losses.block_diffusion import (
     Streams,
     Texts,
@@ -38,7 +37,6 @@ from paradec_jax.losses.block_diffusion import (
     noised,
 )
 from paradec_jax.losses.cross_entropy import (
-    check_chunk,
     in_chunks,
     scorer,
     soft_cross_entropy,
@@ -300,7 +298,6 @@ def residual_loss(
     """
     mask_of(spec)
     lengths = lengths_of(backbone, rules.blocks)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)

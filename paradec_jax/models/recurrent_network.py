@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.config.bounds import check_number, check_words
+from paradec_jax.config import RecurrentDepthConfig, check_number, check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
 from paradec_jax.models.network import Inputs, KVNetwork

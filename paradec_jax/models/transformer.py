@@ -19,8 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config import TransformerConfig
-from paradec_jax.config.bounds import MOST
+from paradec_jax.config import MOST, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import Inputs, KVNetwork
 from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal

@@ -14,8 +14,7 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, keys_of, seed_words
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.timing import Case, planned_bytes
 from paradec_jax.generate import BUCKET

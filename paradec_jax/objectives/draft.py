@@ -22,8 +22,7 @@ from paradec_jax import decode
 from paradec_jax.config import CausalConfig, DraftConfig
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.trajectories import Generation, Trajectories
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import RepetitionKnobs, Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.losses import DraftRules, draft_loss
 from paradec_jax.models.drafts import DraftNetwork

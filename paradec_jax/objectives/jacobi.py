@@ -22,7 +22,7 @@ from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, pair_batches, worth_training
 from paradec_jax.data.trajectories import Trajectories
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config import Ranged
 from paradec_jax.data.batches import example_batches
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples

@@ -7,8 +7,8 @@ import jax
 import optax
 from tyro.conf import OmitArgPrefixes, arg
 
-from paradec_jax.config.bounds import Ranged, check_numbers
-from paradec_jax.decode.machine.request import key_of, seed_words
+from paradec_jax.config import Ranged, check_numbers
+from paradec_jax.decode.machine import key_of, seed_words
 from paradec_jax.families import matrix_axes
 from paradec_jax.records import choices
 from paradec_jax.sharding.mesh import make_mesh

@@ -15,7 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import MOST_RECURRENCES
+from paradec_jax.config import MOST_RECURRENCES
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops

@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits, check_words
 from paradec_jax.disk.folders import (
     ADAPTER_CONFIG,
     CHAT_TEMPLATE,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.config import DraftConfig, ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
+from paradec_jax.decode.machine import RepetitionKnobs, as_arrays
 from paradec_jax.families import network_of
 from paradec_jax.records import record
 from paradec_jax.text.tokenizer import Tokenizer

@@ -7,10 +7,8 @@ from typing import Any
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.canvas import BlockCanvas, BlockDecoder, BlockRead, Choice, DenoisingKnobs
+from paradec_jax.decode.machine import Request
 from paradec_jax.records import choices, pytree
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.head import HeadCanvas
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.canvas import Choice
+from paradec_jax.decode.rules import window
 from paradec_jax.records import pytree
 
 

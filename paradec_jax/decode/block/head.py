@@ -21,15 +21,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import fresh
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
-from paradec_jax.decode.machine.network import CachedNetwork, Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.canvas import BlockCanvas, BlockDecoder, BlockRead, Choice, DenoisingKnobs
+from paradec_jax.decode.machine import (
+    COUNT,
+    NOT_NEGATIVE,
+    UNLIMITED,
+    CachedNetwork,
+    Number,
+    Prefix,
+    Request,
+    Whole,
+    knob,
+    on_smallest,
+)
+from paradec_jax.decode.rules import Purpose, purpose_keys, window
 from paradec_jax.records import choices, pytree
 
 ZERO = "zero"

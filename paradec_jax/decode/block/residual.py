@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import (
     ZERO,
@@ -19,8 +19,8 @@ from paradec_jax.decode.block.head import (
     fresh_with_head,
 )
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockRead
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.canvas import BlockRead
+from paradec_jax.decode.machine import Request
 from paradec_jax.records import choices
 
 HEAD_RULES = ("static", "dynamic")

@@ -24,12 +24,9 @@ from jaxtyping import Array, Bool, Int
 from paradec_jax.decode.block.drafts import Candidates, DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadDecoder, HeadKnobs, ask_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
-from paradec_jax.decode.canvas.blocks import BlockRead, read_states
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import TreeCall
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import entry_of
+from paradec_jax.decode.canvas import BlockRead, Choice, read_states
+from paradec_jax.decode.machine import Request, TreeCall
+from paradec_jax.decode.rules import entry_of, select
 from paradec_jax.records import choices, pytree
 
 

@@ -16,16 +16,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import ask_verifier, fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, threshold_at
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, Number, Whole, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import score, select, speculate
-from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
-from paradec_jax.decode.rules.sampling import distribution, draw
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import where_rows
+from paradec_jax.decode.canvas import (
+    BlockCanvas,
+    BlockDecoder,
+    BlockRead,
+    Choice,
+    DenoisingKnobs,
+    threshold_at,
+)
+from paradec_jax.decode.machine import COUNT, NOT_NEGATIVE, Number, Request, Whole, knob
+from paradec_jax.decode.rules import (
+    Purpose,
+    distribution,
+    draw,
+    fold,
+    score,
+    select,
+    speculate,
+    uniform_at,
+    where_rows,
+    without_mask,
+)
 from paradec_jax.records import choices, pytree
 
 BY_SCORE = ("route", ("score",))

@@ -36,15 +36,25 @@ from jaxtyping import Array, Float
 
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, quota, threshold_at
-from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.soft import given_offsets
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import put, window, write_after_read
+from paradec_jax.decode.canvas import (
+    BlockCanvas,
+    BlockDecoder,
+    BlockRead,
+    DenoisingKnobs,
+    quota,
+    threshold_at,
+)
+from paradec_jax.decode.machine import POSITIVE, Number, Request, given_offsets, knob
+from paradec_jax.decode.rules import (
+    RELAXATIONS,
+    noisy,
+    put,
+    relaxed,
+    select,
+    window,
+    without_mask,
+    write_after_read,
+)
 from paradec_jax.records import choices, pytree
 
 LEAST = 1e-6  # doubt below this is as good as none

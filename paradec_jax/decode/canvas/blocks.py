@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.decode.canvas.canvas import Canvas, Choice
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.tree import Reading, TreeCall, Windows, forward_tree
-from paradec_jax.decode.rules.windows import where_rows, window, write_after_read
+from paradec_jax.decode.machine import Prefix, Reading, TreeCall, Windows, forward_tree
+from paradec_jax.decode.rules import where_rows, window, write_after_read
 from paradec_jax.records import pytree, static
 
 AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")

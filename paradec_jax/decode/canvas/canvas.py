@@ -23,9 +23,8 @@ from typing import TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.network import Counts
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules.windows import put, shift, window
+from paradec_jax.decode.machine import Counts, Rows
+from paradec_jax.decode.rules import put, shift, window
 from paradec_jax.records import pytree, static
 
 AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")

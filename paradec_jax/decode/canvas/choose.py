@@ -23,15 +23,16 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockRead
 from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import (
+from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    DecoderBase,
     Number,
+    Rows,
     SamplingKnobs,
     Scheduled,
     Whole,
@@ -39,10 +40,7 @@ from paradec_jax.decode.machine.knobs import (
     check_range,
     knob,
 )
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.randomness import Purpose, uniform_at
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules import Purpose, reveal, score, select, uniform_at, without_mask
 from paradec_jax.records import choices, pytree
 
 QUOTAS = ("static", "dynamic", "sequential", "random")

@@ -15,17 +15,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.config import MOST, check_number
 from paradec_jax.decode.causal.guesses import Guesses, by_ratio, propose, windows_of
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SHARE, Number, RepetitionKnobs, knob
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
-from paradec_jax.decode.machine.verify import accept
-from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import entry_of, write_after_read
+from paradec_jax.decode.machine import (
+    SHARE,
+    CachedState,
+    DecoderBase,
+    Number,
+    Prefix,
+    Reading,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    TreeCall,
+    accept,
+    forward_tree,
+    knob,
+)
+from paradec_jax.decode.rules import earlier, entry_of, write_after_read
 from paradec_jax.records import choices, pytree
 
 

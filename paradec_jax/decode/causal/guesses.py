@@ -17,20 +17,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.tree import Windows
-from paradec_jax.decode.machine.verify import accept_by_ratio
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
-from paradec_jax.decode.rules.sampling import (
+from paradec_jax.decode.machine import Rows, Windows, accept_by_ratio
+from paradec_jax.decode.rules import (
+    Purpose,
     distribution,
     earlier,
     filtered_probabilities,
+    fold,
     gumbel,
     is_hot,
+    pad_slots,
     penalised,
+    select,
+    uniform_at,
 )
-from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.records import pytree
 
 

@@ -23,16 +23,19 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.config import MOST, check_number
 from paradec_jax.decode.causal.recycling import EMPTY, recycle
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine import (
+    SHARE,
+    CachedState,
+    DecoderBase,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    knob,
+)
 from paradec_jax.decode.machine.verify import counted, verify
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, uniform
-from paradec_jax.decode.rules.windows import shift, window
+from paradec_jax.decode.rules import Purpose, select, shift, uniform, window
 from paradec_jax.records import choices, pytree
 
 

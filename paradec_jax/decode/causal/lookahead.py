@@ -19,18 +19,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.decode.causal.levels import Levels
 from paradec_jax.decode.causal.ngrams import NGrams
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, SamplingKnobs
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.request import RecordedDraws, Request
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.verify import accept, counted
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
+from paradec_jax.decode.machine import (
+    CachedState,
+    DecoderBase,
+    Forward,
+    Prefix,
+    RecordedDraws,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    SamplingKnobs,
+    accept,
+    counted,
+)
+from paradec_jax.decode.rules import Purpose, earlier, entry_of, fold, window, write_after_read
 from paradec_jax.records import choices, pytree
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.rules.windows import entry_of, pad_slots, window
+from paradec_jax.decode.rules import entry_of, pad_slots, window
 from paradec_jax.records import pytree
 
 CHUNK = 64  # tokens of a prompt that are read at once: work grows with their square

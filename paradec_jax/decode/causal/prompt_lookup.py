@@ -5,12 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.config import check_number
+from paradec_jax.decode.machine import CachedState, DecoderBase, RepetitionKnobs, Request
 from paradec_jax.decode.machine.verify import counted, verify
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import window
 from paradec_jax.records import choices, pytree
 
 

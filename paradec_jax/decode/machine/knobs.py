@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.rules.sampling import TINY
+from paradec_jax.decode.rules import TINY
 from paradec_jax.records import pytree
 
 UNLIMITED = np.iinfo(np.int32).max

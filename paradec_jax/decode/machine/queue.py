@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.placing import over_processes, placed

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.records import pytree
 
 

@@ -17,23 +17,21 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import (
+from paradec_jax.config import check_words
+from paradec_jax.decode.canvas import AnyCanvas, Canvas
+from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    DecoderBase,
     Number,
+    Request,
     SamplingKnobs,
     Whole,
     check_range,
     knob,
 )
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import partition, score, select
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import partition, positions_of, score, select, window, without_mask
 from paradec_jax.records import choices, pytree
 
 # Orders by score change the law: what is revealed then depends on what the network says.
@@ -139,7 +137,7 @@ class MaskedDecoder(DecoderBase):
     def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
-        positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
+        positions = positions_of(canvas.shown)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":
             groups = partition.single(bits, open_)

@@ -20,16 +20,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.soft import given_offsets
+from paradec_jax.decode.machine import POSITIVE, Number, Request, given_offsets, knob
 from paradec_jax.decode.masked.masked import (
     MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
 )
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
+from paradec_jax.decode.rules import RELAXATIONS, noisy, relaxed
 from paradec_jax.records import choices, pytree
 
 

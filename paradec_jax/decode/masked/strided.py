@@ -7,15 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import Request
 from paradec_jax.decode.masked.masked import (
     MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
 )
-from paradec_jax.decode.rules import partition
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import partition, window
 from paradec_jax.records import choices
 
 

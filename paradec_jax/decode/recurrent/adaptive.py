@@ -10,14 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, knob
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.config import check_words
+from paradec_jax.decode.machine import (
+    COUNT,
+    NOT_NEGATIVE,
+    CachedState,
+    DecoderBase,
+    Forward,
+    Prefix,
+    Request,
+    knob,
+)
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
-from paradec_jax.decode.rules.windows import last_of, where_rows, write_after_read
+from paradec_jax.decode.rules import last_of, where_rows, write_after_read
 from paradec_jax.records import choices, pytree
 
 

@@ -5,9 +5,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.request import RecordedDraws, Request
+from paradec_jax.decode.machine import (
+    CachedState,
+    DecoderBase,
+    RecordedDraws,
+    Request,
+    SamplingKnobs,
+)
 from paradec_jax.records import pytree
 
 

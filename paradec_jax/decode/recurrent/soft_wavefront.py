@@ -38,14 +38,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import POSITIVE, at_age, knob
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.config import check_words
+from paradec_jax.decode.machine import POSITIVE, Request, at_age, knob
 from paradec_jax.decode.recurrent.wave import WaveDecoder, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
-from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
-from paradec_jax.decode.rules.windows import shift, write_after_read
+from paradec_jax.decode.rules import RELAXATIONS, relaxed, score, select, shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.records import choices, pytree
 

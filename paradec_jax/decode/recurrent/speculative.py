@@ -7,15 +7,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
-from paradec_jax.decode.machine.network import Counts, Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import (
+    NOT_NEGATIVE,
+    CachedState,
+    Counts,
+    DecoderBase,
+    Prefix,
+    Request,
+    knob,
+)
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
 from paradec_jax.decode.recurrent.static import read
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.rules import log_probability, select, write_after_read
 from paradec_jax.records import choices, pytree
 
 

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import CachedState, DecoderBase, Prefix, Request
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
-from paradec_jax.decode.rules.windows import last_of, write_after_read
+from paradec_jax.decode.rules import last_of, write_after_read
 from paradec_jax.records import choices
 
 

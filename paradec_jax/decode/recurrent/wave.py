@@ -20,16 +20,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
-from paradec_jax.decode.machine.network import Counts, Forward, Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import on_smallest
+from paradec_jax.config import check_words
+from paradec_jax.decode.machine import (
+    COUNT,
+    UNLIMITED,
+    CachedState,
+    Counts,
+    DecoderBase,
+    Forward,
+    Prefix,
+    Range,
+    Request,
+    Scheduled,
+    at_age,
+    knob,
+    on_smallest,
+)
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.windows import pad_slots, shift, window
+from paradec_jax.decode.rules import Purpose, fold, pad_slots, positions_of, select, shift, window
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.records import choices, pytree
 
@@ -167,7 +175,7 @@ class WaveDecoder(DecoderBase):
         fill, tokens, active = slots[:, :0], slots, none + 1
         if self.headway > 1:
             # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
-            positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+            positions = positions_of(rows.tokens)
             keys = fold(rows.keys, Purpose.FILLER, positions)
             fill = jax.vmap(
                 jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size))

@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.network import Counts
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import Counts, Request
 from paradec_jax.decode.recurrent.wave import (
     WaveDecoder,
     WavefrontKnobs,
@@ -21,8 +20,7 @@ from paradec_jax.decode.recurrent.wave import (
     on_narrowest,
     widths_of,
 )
-from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.rules import score, select, write_after_read
 from paradec_jax.records import choices, pytree
 
 
