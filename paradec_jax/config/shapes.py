@@ -77,7 +77,13 @@ class Shape(bounds.Ranged):
         bounds.check_positive(self, "rope_base", "norm_eps")
         super().__post_init__()
         bounds.check_words(self, attention=bounds.ATTENTIONS, remat=self.remats)
-        bounds.check_heads(self)
+        kv_heads = self.kv_heads  # type: ignore[attr-defined]
+        if self.heads % kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        if getattr(self, "head_channels", None) is None and self.width % self.heads:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads")
+        if self.head_dim % 2:
+            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
 
     @property
     def head_dim(self) -> int:

@@ -121,7 +121,13 @@ def read_examples(
             if not (temporary / "ids").stat().st_size:
                 less = ", ".join(f"{n} {name}" for name, n in counts.items())
                 raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
-            text = json.dumps({"counts": counts, "rule": _rule_of(model)})
+            rule = ""  # how the counted words of messages are found
+            if template := model.chat_template:
+                marks = "endgeneration" in chat.reads(template)
+                rule = (
+                    f"of messages by the template's {'generation marks' if marks else 'prefixes'}"
+                )
+            text = json.dumps({"counts": counts, "rule": rule})
             (temporary / "about.json").write_text(f"{text}\n", encoding="utf-8")
     return Examples(
         np.memmap(place / "ids", np.int32, "r"),
@@ -164,14 +170,6 @@ def _write(
                 starts.append(starts[-1] + min(len(row), length))
     np.save(folder / "starts.npy", starts)
     return counts
-
-
-def _rule_of(model: Any) -> str:
-    """How the counted words of messages are found, in words; empty without a template."""
-    if not model.chat_template:
-        return ""
-    marks = "endgeneration" in chat.reads(model.chat_template)
-    return f"of messages by the template's {'generation marks' if marks else 'prefixes'}"
 
 
 def _rows_of(

@@ -75,8 +75,6 @@ def prompts_of(
         budget.
     """
     tokenizer = tokenizer_of(model)
-    if not problems:
-        raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     most = model.network.max_length
     if budget is None:

@@ -100,7 +100,12 @@ def compare(
     model = sources[base].model
     prompts = prompts_of(model, problems, seed, budget)
     if judge is not None:
-        _check_room(judge, prompts)
+        check_judge(judge)
+        if prompts.budget > judge.network.max_length:  # refused before minutes of decoding
+            raise ValueError(
+                f"the judge has {judge.network.max_length} positions, and an answer may have "
+                f"{prompts.budget} tokens"
+            )
     # Sources of one network share its prepared parameters, whatever heads they have beside it.
     models = {id(source.model.params): source.model for source in sources}
     params = {key: of.network.prepare(of.params) for key, of in models.items()}
@@ -137,16 +142,6 @@ def compare(
         table.append(row)
     calls = np.stack([one.counts[NETWORK_CALLS] for one in answers])
     return Comparison(table, texts, program, exact, calls, answers[base])
-
-
-def _check_room(judge: Model, prompts: Prompts) -> None:
-    """Refuses, before minutes of decoding, a model that is no judge or too short for answers."""
-    check_judge(judge)
-    if prompts.budget > judge.network.max_length:
-        raise ValueError(
-            f"the judge has {judge.network.max_length} positions, and an answer may have "
-            f"{prompts.budget} tokens"
-        )
 
 
 def _answers(cases: Sequence[Case], prompts: Prompts, rows: int, report: Report) -> list[Answers]:

@@ -9,7 +9,7 @@ All of them take the same arguments:
 
 `frozen` is read and not trained. `batch` is a dictionary of arrays, which may bring recorded draws
 (`recorded`). An argument out of range, or a token that the checkpoint lacks, is a ValueError when
-the objective is made.
+the objective is made, a chunk below 1 when it is traced.
 """
 
 from paradec_jax.losses.block_diffusion import BlockRules, block_diffusion_loss

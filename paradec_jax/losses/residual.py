@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import Ranged, TokenSpec, check_words
+from paradec_jax.config import Ranged, TokenSpec
 from paradec_jax.decode.machine import Prefix
 from paradec_jax.decode.rules import without_mask
 from paradec_jax.losses.block_diffusion import (
@@ -81,15 +81,12 @@ class ResidualRules(Ranged):
     noise: BlockNoise = BlockNoise()  # noqa: RUF009
     blocks: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(
-            self,
-            normaliser=("selfnorm", "official", "mean"),
-            objective=("kl", "cross_entropy", "mse"),
-            layout=("doubled", "infer_matched"),
-            tokens=("truth", "own"),
-        )
+    WORDS = {  # noqa: RUF012
+        "normaliser": ("selfnorm", "official", "mean"),
+        "objective": ("kl", "cross_entropy", "mse"),
+        "layout": ("doubled", "infer_matched"),
+        "tokens": ("truth", "own"),
+    }
 
 
 MRP = ResidualRules()

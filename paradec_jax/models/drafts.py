@@ -45,6 +45,8 @@ class DraftNetwork(KVNetwork):
 
     config: DraftConfig
     table = axes.DRAFTS
+    visibility = "causal"  # rows of text and of masks
+    block = None
 
     @classmethod
     def shapes(cls, config: DraftConfig) -> dict[str, Any]:
@@ -103,15 +105,6 @@ class DraftNetwork(KVNetwork):
     def max_length(self) -> int:
         """Longest sequence the model was built for."""
         return self.base.max_length
-
-    @property
-    def visibility(self) -> str:
-        """Rows of text and masks are causal."""
-        return self.base.visibility
-
-    @property
-    def block(self) -> None:
-        """None: causal models have no blocks."""
 
     def forward(
         self,

@@ -85,6 +85,7 @@ class ResidualHeadNetwork(KVNetwork):
     config: ResidualHeadConfig
     linen = ResidualHead
     table = axes.RESIDUAL_HEAD
+    vocab_size = 0  # embedding and output matrix are the backbone's
     counters = ("head_calls",)  # which no other counter holds
 
     @classmethod
@@ -119,11 +120,6 @@ class ResidualHeadNetwork(KVNetwork):
             if init == "zero_gain"
             else params
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """None of its own: embedding and output matrix are the backbone's."""
-        return 0
 
     def forward(
         self,

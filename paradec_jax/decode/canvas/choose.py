@@ -17,7 +17,6 @@ Ties go to the lower position.
 """
 
 import abc
-import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -88,7 +87,7 @@ def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
     return bound if bound.ndim == 0 else bound[:, None]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class RuledDecoder(DecoderBase):
     """A decoder that reveals positions of blocks by a rule; an abstract base without fields."""
 

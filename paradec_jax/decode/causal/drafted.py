@@ -122,11 +122,10 @@ class Drafted(DecoderBase):
         masks = jnp.broadcast_to(self.mask_ids, (request.batch, self.count))
         rows, cache, out = self.prefill_ahead(params, request, masks, 1 + self.count, self.drafter)
         rows = rows.spend(out.counts, request.lengths + self.count)
-        logits = self.network.logits(params["network"], out.hidden)
-        token = self.sample(logits[:, :1], rows.length[:, None], rows, knobs)
-        rows = rows.commit(token, jnp.ones_like(rows.length), self.scores(logits[:, :1], token))
-        ids = self.best(logits[:, 1:])
-        guesses = propose(self, params, rows, out.hidden[:, 1:], ids, True, knobs)
+        rows, _ = self.commit_next(params["network"], rows, out.hidden[:, :1], knobs)
+        hidden = out.hidden[:, 1:]
+        ids = self.best(self.network.logits(params["network"], hidden))
+        guesses = propose(self, params, rows, hidden, ids, True, knobs)
         return DraftedState(rows, cache, guesses)
 
     def step(

@@ -214,7 +214,10 @@ def stream(
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     while True:
-        rows = None if interrupt is None else interrupt(readable(state))
+        whole = state
+        if shared(state.rows.length):  # caches stay where they are
+            whole = dataclasses.replace(state, rows=gathered(state.rows))
+        rows = None if interrupt is None else interrupt(whole)
         if rows is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
@@ -223,13 +226,6 @@ def stream(
             return
         with on(mesh):
             state, info = advance_with_info(decoder, params, state, knobs, np.int32(every))
-
-
-def readable(state: Any) -> Any:
-    """The state, its rows whole where they lie on several processes; caches stay where they are."""
-    if not shared(state.rows.length):
-        return state
-    return dataclasses.replace(state, rows=gathered(state.rows))
 
 
 start = jax.jit(_begin, static_argnums=0)

@@ -198,10 +198,6 @@ def begin(
       ValueError: a prompt buffer longer than `size`.
     """
     batch, prompt = request.tokens.shape
-    if prompt > size:
-        raise ValueError(
-            f"the prompt buffer has {prompt} positions, more than the decoder's size {size}"
-        )
     room = size + overrun + scratch
     tokens = lax.dynamic_update_slice(jnp.zeros((batch, room), jnp.int32), request.tokens, (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)

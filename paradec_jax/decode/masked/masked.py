@@ -7,7 +7,6 @@ the mask together, compares small probabilities with noise of few digits, and lo
 (arXiv 2409.02908).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -210,7 +209,7 @@ class MaskedDecoder(DecoderBase):
         return state, UnmaskedInfo(at, where, scores), more
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Masked(MaskedDecoder):
     """Reveals a canvas in groups that were drawn at random, one network call each.
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import check_words
 from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
@@ -75,9 +74,7 @@ class Adaptive(DecoderBase):
     continuous: bool = False
     Knobs = AdaptiveKnobs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, criterion=CRITERIA)
+    WORDS = {**DecoderBase.WORDS, "criterion": tuple(CRITERIA)}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import check_words
 from paradec_jax.decode.machine import (
     COUNT,
     UNLIMITED,
@@ -154,9 +153,11 @@ class WaveDecoder(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
+    WORDS = {  # noqa: RUF012
+        **DecoderBase.WORDS,
+        "noise_schedule": NOISE_SCHEDULES,
+        "noise_mixing": NOISE_MIXINGS,
+    }
 
     def first_wave(self, params: Any, request: Request, knobs: Any) -> WavefrontState:
         """The first wave, once the prompts are read: the newest token, and with a headway as many

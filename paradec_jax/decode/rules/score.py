@@ -110,7 +110,7 @@ def kl_divergence(
 
 
 def min_p_log_probs(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
-    """Log-probabilities after every one below `floor * max` was set to 1/V and all were
+    """Log-probabilities after every one below `FLOOR * max` was set to 1/V and all were
     renormalised.
     """
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
