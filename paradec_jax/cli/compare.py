@@ -62,7 +62,9 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
     of its own.
     """
     check_place("json", options.json)
-    sources = list(dict.fromkeys(name for word in options.model for name in _models(word)))
+    # A family stands for its bundled models.
+    words = [FAMILIES[word].bundled if word in FAMILIES else (word,) for word in options.model]
+    sources = list(dict.fromkeys(itertools.chain(*words)))
     places = dict(zip(store.names_of(sources), sources, strict=True))
     models = {
         name: store.load(place, dtype=options.dtype, adapter=options.adapter)
@@ -80,11 +82,6 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
         print_table(TITLE, ANSWERS | MORE.get(family, {}), rows, notes)
     _print_pairs([next(row for row in rows if row["baseline"]) for rows in tables])
     return 0
-
-
-def _models(word: str) -> tuple[str, ...]:
-    """The models that a word stands for: itself, or the bundled ones of a family."""
-    return FAMILIES[word].bundled if word in FAMILIES else (word,)
 
 
 def _family(models: Iterable[store.Model]) -> str:

@@ -15,9 +15,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.shapes import unless_idle
-from paradec_jax.decode.rules.windows import where_rows, window
+from paradec_jax.decode.machine import Prefix, unless_idle
+from paradec_jax.decode.rules import where_rows, window
 
 
 def read_span(
