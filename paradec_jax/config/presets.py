@@ -6,6 +6,7 @@ from paradec_jax.config.rotary import RopeScaling
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
+    FullAttentionConfig,
     MaskedDiffusionConfig,
     RecurrentDepthConfig,
 )
@@ -139,4 +140,8 @@ MASKED_DIFFUSION_PRESETS = {
     "test-mdlm": MaskedDiffusionConfig(
         vocab_size=32, width=16, layers=2, heads=4, conditioning=8, max_length=64
     ),
+}
+
+FULL_ATTENTION_PRESETS = {
+    "test-full": FullAttentionConfig(**_TEST_LAYERS),
 }

@@ -315,6 +315,16 @@ class BlockDiffusionConfig(TransformerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FullAttentionConfig(TransformerConfig):
+    """Shape of a transformer that fills a canvas of masks, in which every position sees all: LLaDA,
+    Dream and their relatives.
+    """
+
+    family = "full_attention"
+    visibility = "full"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedDiffusionConfig(Shape):
     """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which
     share it.
@@ -375,4 +385,10 @@ class MaskedDiffusionConfig(Shape):
     out_std = init_std
 
 
-ModelConfig = RecurrentDepthConfig | CausalConfig | BlockDiffusionConfig | MaskedDiffusionConfig
+ModelConfig = (
+    RecurrentDepthConfig
+    | CausalConfig
+    | BlockDiffusionConfig
+    | MaskedDiffusionConfig
+    | FullAttentionConfig
+)

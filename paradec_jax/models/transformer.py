@@ -1,4 +1,5 @@
-"""The transformer of causal models (Qwen2, Qwen3, Llama) and of block diffusion (SDAR).
+"""The transformer of causal models (Qwen2, Qwen3, Llama), of block diffusion (SDAR) and of full
+attention (LLaDA, Dream).
 
 ::
 
@@ -7,8 +8,8 @@
     x <- x + MLP(norm(x))
     logits = norm(x) head
 
-What a position sees is the network's affair, by its config: the positions before it, or its block
-as well.
+What a position sees is the network's affair, by its config: the positions before it, its block as
+well, or all.
 """
 
 import dataclasses
