@@ -139,8 +139,8 @@ FULL_ATTENTION = Family(
     config=FullAttentionConfig,
     network=TransformerNetwork,
     presets=FULL_ATTENTION_PRESETS,
-    decoders={"masked": decode.Masked()},
-    baseline="masked",
+    decoders={"masked": decode.Masked(), "semi_autoregressive": decode.SemiAutoregressive()},
+    baseline="semi_autoregressive",
     bundled=(),
 )
 

@@ -19,6 +19,7 @@ from paradec_jax.decode.machine.request import RecordedDraws, Request, make_requ
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
 from paradec_jax.decode.machine.soft import SoftGiven
 from paradec_jax.decode.masked.masked import Masked
+from paradec_jax.decode.masked.semi_autoregressive import SemiAutoregressive
 from paradec_jax.decode.masked.soft_masked import SoftMasked
 from paradec_jax.decode.masked.strided import Strided
 from paradec_jax.decode.recurrent.adaptive import Adaptive
@@ -50,6 +51,7 @@ __all__ = [
     "SamplingKnobs",
     "SelfSpeculative",
     "SelfVerified",
+    "SemiAutoregressive",
     "SoftBlock",
     "SoftGiven",
     "SoftMasked",

@@ -71,9 +71,11 @@ class DenoisingKnobs(SamplingKnobs):
 
     steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
     threshold: Scheduled | None = knob(
-        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
+        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold", "capped"))
     )
-    entropy: Number | None = knob(None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",)))
+    entropy: Number | None = knob(
+        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy", "bound"))
+    )
     factor: Number | None = knob(None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",)))
 
 
