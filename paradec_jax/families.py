@@ -139,7 +139,14 @@ FULL_ATTENTION = Family(
     config=FullAttentionConfig,
     network=TransformerNetwork,
     presets=FULL_ATTENTION_PRESETS,
-    decoders={"masked": decode.Masked(), "semi_autoregressive": decode.SemiAutoregressive()},
+    decoders={
+        "masked": decode.Masked(),
+        "planned": decode.Planned(),
+        "prophet": decode.Prophet(),
+        "wino": decode.Wino(),
+        "speculative": decode.SpeculativeDenoising(),
+        "semi_autoregressive": decode.SemiAutoregressive(),
+    },
     baseline="semi_autoregressive",
     bundled=(),
 )

@@ -19,9 +19,13 @@ from paradec_jax.decode.machine.request import RecordedDraws, Request, make_requ
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
 from paradec_jax.decode.machine.soft import SoftGiven
 from paradec_jax.decode.masked.masked import Masked
+from paradec_jax.decode.masked.planned import Planned
+from paradec_jax.decode.masked.prophet import Prophet
 from paradec_jax.decode.masked.semi_autoregressive import SemiAutoregressive
 from paradec_jax.decode.masked.soft_masked import SoftMasked
+from paradec_jax.decode.masked.speculative import SpeculativeDenoising
 from paradec_jax.decode.masked.strided import Strided
+from paradec_jax.decode.masked.wino import Wino
 from paradec_jax.decode.recurrent.adaptive import Adaptive
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefront
 from paradec_jax.decode.recurrent.speculative import SelfSpeculative
@@ -40,8 +44,10 @@ __all__ = [
     "Lookahead",
     "Masked",
     "Network",
+    "Planned",
     "Prefix",
     "PromptLookup",
+    "Prophet",
     "Reason",
     "RecordedDraws",
     "Request",
@@ -56,9 +62,11 @@ __all__ = [
     "SoftGiven",
     "SoftMasked",
     "SoftWavefront",
+    "SpeculativeDenoising",
     "Static",
     "Strided",
     "Wavefront",
+    "Wino",
     "make_request",
     "rollout",
     "run",

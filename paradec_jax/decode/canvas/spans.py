@@ -16,10 +16,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.decode.canvas.blocks import BlockCanvas
+from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.shapes import on_smallest
 from paradec_jax.decode.rules.windows import pad_slots, where_rows, window
 
+AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)
 
 
@@ -34,6 +36,17 @@ def read_canvas(
     if decoder.spec.alignment == "own":
         return out
     return dataclasses.replace(out, hidden=jnp.roll(out.hidden, 1, axis=1))
+
+
+def read_whole(
+    decoder: Any, params: Any, canvas: AnyCanvas
+) -> tuple[AnyCanvas, Float[Array, "B S D"]]:
+    """One call on each row's whole canvas, without a cache: the canvas with counts, and hidden
+    states about its positions.
+    """
+    start = jnp.zeros_like(canvas.rows.length)
+    out = read_canvas(decoder, params, canvas, start, decoder.size, None)
+    return canvas.spend(out.counts, canvas.inside.sum(axis=1)), out.hidden
 
 
 def read_span(
@@ -64,14 +77,12 @@ def read_span(
     running, start = ~canvas.rows.done, jnp.zeros_like(canvas.cached)
     inside = jnp.sum(canvas.inside, axis=1, dtype=jnp.int32)
 
-    def whole() -> Any:
-        out = read_canvas(decoder, params, canvas, start, size, None)
-        about = window(pad_slots(out.hidden, size + block), canvas.cached, block)
-        return about, out.kv, {name: start + amount for name, amount in out.counts.items()}
+    def about(hidden: Array) -> Array:
+        return window(pad_slots(hidden, size + block), canvas.cached, block)
 
     if cache is None:
-        hidden, _, counts = whole()
-        return canvas.spend(counts, inside), hidden
+        canvas, hidden = read_whole(decoder, params, canvas)
+        return canvas, about(hidden)
 
     at, place = canvas.cached - before, jnp.arange(size)
     visible = canvas.inside[:, :size] & (place < at[:, None])
@@ -94,9 +105,10 @@ def read_span(
     short, counts = on_smallest(narrow, widths, fits | ~others[:, None], others)
 
     def renewed() -> Any:
-        hidden, kv, counts_of_whole = whole()
-        new = decoder.network.write(cache, kv, start)
-        return where_rows(renews, (new, hidden, counts_of_whole), (cache, short, counts))
+        out = read_canvas(decoder, params, canvas, start, size, None)
+        kept = decoder.network.write(cache, out.kv, start)
+        spent = {name: start + amount for name, amount in out.counts.items()}
+        return where_rows(renews, (kept, about(out.hidden), spent), (cache, short, counts))
 
     new, hidden, counts = lax.cond(jnp.any(renews), renewed, lambda: (cache, short, counts))
     canvas = canvas.spend(counts, jnp.where(renews, inside, needs))

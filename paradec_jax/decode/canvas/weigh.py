@@ -9,8 +9,8 @@ the decoder's order::
     entropy       sum p log p                   filtered   Dream
     random        a number of its own                      LLaDA
 
-in the distribution p that `confidence` names (see `rules.score.shaped`). With n masks in the block,
-n_0 when it was opened, and step i of its N::
+in the distribution p that `confidence` names (see `rules.score.shaped`), the mask's share included.
+With n masks in the block, n_0 when it was opened, and step i of its N::
 
     static       n_0 // N surest ones, one more in the first n_0 mod N steps      LLaDA
     rounded      round(n / (N - i))                                               MDLM of dllm
@@ -52,6 +52,7 @@ from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.sampling import TINY
 from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
+from paradec_jax.nn.precision import at_least_float32
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -201,10 +202,11 @@ class CanvasDecoder(DecoderBase):
         knobs: CanvasKnobs,
     ) -> Weighed:
         """A token for each position, given the hidden state about it, and how sure it is."""
-        logits = without_mask(self.network.logits(params, hidden), self.mask)
+        logits = at_least_float32(self.network.logits(params, hidden))
         stops = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(self.spec.stop, jnp.int32))
         logits = jnp.where(stops, logits + knobs.stop_bias, logits)
-        tokens = self.sample(logits, positions, state.rows, knobs, step=state.step)
+        able = without_mask(logits, self.mask)
+        tokens = self.sample(able, positions, state.rows, knobs, step=state.step)
         scores = jnp.zeros(tokens.shape)
         if self.order in SCORES:
             taken = self.confidence or TAKEN_FROM[self.order]
@@ -212,7 +214,7 @@ class CanvasDecoder(DecoderBase):
             if self.stops_last:
                 likely = jnp.where(stops, likely + RULED_OUT, likely)
             scores = SCORES[self.order](likely, tokens)
-        return Weighed(tokens, scores, self.scores(logits, tokens))
+        return Weighed(tokens, scores, self.scores(able, tokens))
 
     def weigh(
         self,
