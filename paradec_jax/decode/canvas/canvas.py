@@ -94,6 +94,13 @@ class Canvas:
         return shift(known + 1, self.rows.length) - 1
 
     @property
+    def given(self) -> Bool[Array, "B S"]:
+        """Positions whose token was given."""
+        if self.rows.fixed is not None:
+            return self.rows.fixed
+        return jnp.arange(self.shown.shape[1]) < self.rows.prompt_lengths[:, None]
+
+    @property
     def first(self) -> Int[Array, "B"] | int:
         """Position of each row's first block."""
         return self.rows.prompt_lengths if self.origin == "prompt" else 0

@@ -32,7 +32,7 @@ def read_canvas(
     alignment "next" those of the positions before, so that of the first one is not to be used.
     """
     tokens, positions, _, mask = canvas.window(at, width)
-    out = decoder.network.forward(params, tokens, positions, prefix, mask)
+    out = decoder.read(params, canvas, tokens, positions, prefix, mask)
     if decoder.spec.alignment == "own":
         return out
     return dataclasses.replace(out, hidden=jnp.roll(out.hidden, 1, axis=1))
@@ -46,7 +46,7 @@ def read_whole(
     """
     start = jnp.zeros_like(canvas.rows.length)
     out = read_canvas(decoder, params, canvas, start, decoder.size, None)
-    return canvas.spend(out.counts, canvas.inside.sum(axis=1)), out.hidden
+    return canvas.spend(out.counts, decoder.readings * canvas.inside.sum(axis=1)), out.hidden
 
 
 def read_span(
@@ -106,10 +106,10 @@ def read_span(
 
     def renewed() -> Any:
         out = read_canvas(decoder, params, canvas, start, size, None)
-        kept = decoder.network.write(cache, out.kv, start)
+        kept = decoder.reader.write(cache, out.kv, start)
         spent = {name: start + amount for name, amount in out.counts.items()}
         return where_rows(renews, (kept, about(out.hidden), spent), (cache, short, counts))
 
     new, hidden, counts = lax.cond(jnp.any(renews), renewed, lambda: (cache, short, counts))
-    canvas = canvas.spend(counts, jnp.where(renews, inside, needs))
+    canvas = canvas.spend(counts, decoder.readings * jnp.where(renews, inside, needs))
     return dataclasses.replace(canvas, cache=new), hidden

@@ -26,7 +26,7 @@ A step that reveals nothing calls nothing. Ties go to the lower position.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.canvas.blocks import BlockCanvas
 from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.canvas.choose import FACTOR, GAMMA, DenoisingKnobs, threshold_at
+from paradec_jax.decode.canvas.guidance import Guided
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
     COUNT,
@@ -46,6 +47,7 @@ from paradec_jax.decode.machine.knobs import (
     Whole,
     knob,
 )
+from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.rules import reveal, score, select
@@ -81,6 +83,7 @@ class CanvasKnobs(DenoisingKnobs):
         surest are taken.
       stop_bias: what is added to the logits of the checkpoint's stop tokens: below 0 texts end
         later, at -inf never.
+      guidance: w, how much more what was given weighs (`canvas.guidance`); 0 is not at all.
       renew: a cached block's calls from one reading of the whole canvas to the next; None for one
         at its beginning alone, 1 for no cache.
     """
@@ -89,6 +92,7 @@ class CanvasKnobs(DenoisingKnobs):
     epsilon: Number | None = knob(None, SHARE, unset=1e-3, needs=("rule", ("grid",)))
     spread: Number | None = knob(None, NOT_NEGATIVE, unset=0.0, needs=("order", tuple(SCORES)))
     stop_bias: Number | None = knob(None, unset=0.0)
+    guidance: Number | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=("guided", (True,)))
     renew: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("cache", ("prefix", "dual")))
 
 
@@ -103,6 +107,9 @@ class RecordedOrders(RecordedDraws):
     per_row: ClassVar[tuple[str, ...]] = ("orders",)
 
 
+AnyState = TypeVar("AnyState", bound="CanvasState")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CanvasState(BlockCanvas):
@@ -111,12 +118,14 @@ class CanvasState(BlockCanvas):
     Attributes:
       todo: masks that the open block had when it was opened, [B]; 0 before the first one is.
       age: calls since the row's cache was renewed, [B].
+      guidance: w, where the canvas is read a second time without what was given; else None.
     """
 
     todo: Int[Array, "B"]
     age: Int[Array, "B"]
+    guidance: Float[Array, ""] | None
 
-    def opened(self) -> tuple["CanvasState", Bool[Array, "B"]]:
+    def opened(self: AnyState) -> tuple[AnyState, Bool[Array, "B"]]:
         """The canvas at the block of each running row's first mask, and rows that it is new to."""
         at = jnp.where(self.rows.done, self.cached, self.block_at(self.rows.length))
         opens = ((at != self.cached) | (self.todo == 0)) & ~self.rows.done
@@ -155,6 +164,7 @@ class CanvasDecoder(DecoderBase):
     order: str = "confidence"
     confidence: str | None = None
     stops_last: bool = False
+    guided: bool = False
     chunk: int = 64
     Knobs: ClassVar[type] = CanvasKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
@@ -178,20 +188,46 @@ class CanvasDecoder(DecoderBase):
         """B, positions of a block; the whole canvas where `length` is None."""
         return self.size if self.length is None else min(self.length, self.size)
 
-    def blank(self, request: Request, room: int, cache: Any = None) -> CanvasState:
+    @property
+    def readings(self) -> int:
+        """How often a call reads a position."""
+        return 1 + self.guided
+
+    @property
+    def reader(self) -> Any:
+        """The network, or both of its readings."""
+        return Guided(self.network, self.mask) if self.guided else self.network
+
+    def blank(self, request: Request, knobs: Any, room: int, cached: bool = False) -> CanvasState:
         """Masks everywhere but at given tokens, with room for a window of so many positions."""
         rows = self.begin(request, room)
         canvas = Canvas.of(rows, self.mask, self.block, "prompt", whole=False)
         none = jnp.zeros_like(rows.length)
         return CanvasState(
             **vars(canvas),
-            cache=cache,
+            cache=self.reader.init_cache(rows.keys, self.size) if cached else None,
             cached=canvas.block_at(rows.length),
             step=none,
             previous=None,
             todo=none,
             age=none,
+            guidance=knobs.guidance,
         )
+
+    def read(
+        self,
+        params: Any,
+        state: CanvasState,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None,
+        mask: Bool[Array, "B W W"],
+    ) -> Forward:
+        """A call on positions of the canvas, and perhaps on others, which count as revealed."""
+        if not self.guided:
+            return self.network.forward(params, tokens, positions, prefix, mask)
+        given = jnp.take_along_axis(state.given, positions, axis=1) & (tokens != self.mask)
+        return self.reader.forward(params, tokens, positions, prefix, mask, given, state.guidance)
 
     def judge(
         self,
@@ -199,7 +235,7 @@ class CanvasDecoder(DecoderBase):
         state: CanvasState,
         hidden: Float[Array, "B C D"],
         positions: Int[Array, "B C"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Weighed:
         """A token for each position, given the hidden state about it, and how sure it is."""
         logits = at_least_float32(self.network.logits(params, hidden))
@@ -223,7 +259,7 @@ class CanvasDecoder(DecoderBase):
         hidden: Float[Array, "B W D"],
         at: Int[Array, "B"],
         where: Bool[Array, "B W"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Weighed:
         """`judge` at some positions of a window that begins at `at`, and their order."""
 
@@ -246,8 +282,8 @@ class CanvasDecoder(DecoderBase):
         return dataclasses.replace(sure, scores=jnp.where(knobs.spread > 0, drawn, sure.scores))
 
     def due(
-        self, state: CanvasState, masks: Int[Array, "B"], knobs: CanvasKnobs
-    ) -> tuple[CanvasState, Int[Array, "B"]]:
+        self, state: AnyState, masks: Int[Array, "B"], knobs: Any
+    ) -> tuple[AnyState, Int[Array, "B"]]:
         """The canvas at the next step that reveals any of its block's masks, and how many that is."""
         if self.rule not in COUNTED:
             return state, masks
@@ -277,7 +313,7 @@ class CanvasDecoder(DecoderBase):
         masked: Bool[Array, "B W"],
         count: Int[Array, "B"],
         step: Int[Array, "B"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Bool[Array, "B W"]:
         """Which of the masked positions the rule reveals, given their scores and how many are due."""
         if self.rule == "factor":

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.decode.canvas.spans import read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState
 from paradec_jax.decode.machine.knobs import UNLIMITED
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.masked import UnmaskedInfo
@@ -35,7 +35,7 @@ class Planned(CanvasDecoder):
     Attributes:
       length: None, since all positions compete.
       rule: "static", N calls.
-      order, confidence, stops_last, chunk: as of `SemiAutoregressive`.
+      order, confidence, stops_last, guided, chunk: as of `SemiAutoregressive`.
     """
 
     _: dataclasses.KW_ONLY
@@ -43,13 +43,11 @@ class Planned(CanvasDecoder):
     rule: str = "static"
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("static",)}
 
-    def init(self, params: Any, request: Request, knobs: CanvasKnobs) -> CanvasState:
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
-        return self.blank(request, self.block)
+        return self.blank(request, knobs, self.block)
 
-    def step(
-        self, params: Any, state: CanvasState, knobs: CanvasKnobs
-    ) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
         """One call on the canvas: all new positions are ranked."""
         state, _ = state.opened()
         state, hidden = read_whole(self, params, state)
@@ -74,8 +72,5 @@ class Planned(CanvasDecoder):
 
     def ours(self, state: CanvasState) -> Array:
         """Positions that were not given, of rows that run, [B, S]."""
-        inside = state.inside[:, : self.size] & ~state.rows.done[:, None]
-        place = jnp.arange(self.size)
-        if state.rows.fixed is not None:
-            return inside & ~state.rows.fixed[:, : self.size]
-        return inside & (place >= state.rows.prompt_lengths[:, None])
+        ours = state.inside & ~state.given & ~state.rows.done[:, None]
+        return ours[:, : self.size]

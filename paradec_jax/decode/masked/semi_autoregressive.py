@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from paradec_jax.decode.canvas.spans import read_span
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.masked import UnmaskedInfo
@@ -48,6 +48,7 @@ class SemiAutoregressive(CanvasDecoder):
       first_alone: a block's first call reveals its first position and nothing else (Fast-dLLM for
         Dream, whose cached calls then need no row about that position).
       stops_last: stop tokens do not count in confidences, so that they are revealed last (LLaDA).
+      guided: read the canvas a second time without what was given, and lean away from that.
       chunk: C, positions of a row whose logits exist at once.
     """
 
@@ -56,14 +57,12 @@ class SemiAutoregressive(CanvasDecoder):
     first_alone: bool = False
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "cache": CACHES}
 
-    def init(self, params: Any, request: Request, knobs: CanvasKnobs) -> CanvasState:
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
-        cache = None if self.cache == "none" else self.empty_cache(request, self.size)
-        return self.blank(request, self.size if self.cache == "prefix" else self.block + 1, cache)
+        room = self.size if self.cache == "prefix" else self.block + 1
+        return self.blank(request, knobs, room, self.cache != "none")
 
-    def step(
-        self, params: Any, state: CanvasState, knobs: CanvasKnobs
-    ) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
         """One call: positions of each row's open block are revealed."""
         # The open block holds the first mask: all before it are complete.
         state, opens = state.opened()

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.canvas.spans import read_canvas, read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState, Weighed
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Weighed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import entry_of
@@ -62,7 +62,7 @@ class SpeculativeDenoising(CanvasDecoder):
 
     Attributes:
       tries: K, drafts of a call.
-      length, order, confidence, stops_last, chunk: as of `SemiAutoregressive`.
+      length, order, confidence, stops_last, guided, chunk: as of `SemiAutoregressive`.
       rule: "static", one position a step.
     """
 
@@ -71,15 +71,15 @@ class SpeculativeDenoising(CanvasDecoder):
     rule: str = "single"
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("single",)}
 
-    def init(self, params: Any, request: Request, knobs: CanvasKnobs) -> SpeculativeState:
+    def init(self, params: Any, request: Request, knobs: Any) -> SpeculativeState:
         """Reads the canvas of masks: what it says are the first drafts."""
-        state, hidden = read_whole(self, params, self.blank(request, self.block))
+        state, hidden = read_whole(self, params, self.blank(request, knobs, self.block))
         state = state.opened()[0]
         sure = self.weigh(params, state, hidden, start_of(state), open_of(self, state), knobs)
         return SpeculativeState(**vars(state), sure=sure)
 
     def step(
-        self, params: Any, state: SpeculativeState, knobs: CanvasKnobs
+        self, params: Any, state: SpeculativeState, knobs: Any
     ) -> tuple[SpeculativeState, Accepted]:
         """One call on K candidates of each row: as many steps as drafts are right."""
         state, _ = state.opened()
@@ -107,7 +107,10 @@ class SpeculativeDenoising(CanvasDecoder):
 
         # The last accepted candidate is the canvas, and what was said of it gives the next drafts.
         new = self.with_drafts(state, places, accepted, left, sure.log_probs)
-        new = new.spend(jax.tree.map(lambda x: jnp.sum(x, axis=0), counts), tried * inside(state))
+        new = new.spend(
+            jax.tree.map(lambda x: jnp.sum(x, axis=0), counts),
+            self.readings * tried * inside(state),
+        )
         new = dataclasses.replace(new, sure=entry_of(sure, jnp.maximum(accepted - 1, 0)))
         return new.seal(), Accepted(places, accepted)
 

@@ -84,7 +84,7 @@ class Wino(CanvasDecoder):
 
     Attributes:
       length: B; None for the whole canvas as one block.
-      order, confidence, stops_last, chunk: as of `SemiAutoregressive`.
+      order, confidence, stops_last, guided, chunk: as of `SemiAutoregressive`.
     """
 
     _: dataclasses.KW_ONLY
@@ -96,17 +96,17 @@ class Wino(CanvasDecoder):
         "rule": ("threshold",),
     }
 
-    def init(self, params: Any, request: Request, knobs: WinoKnobs) -> WinoState:
+    def init(self, params: Any, request: Request, knobs: Any) -> WinoState:
         """Fills the canvas with masks; calls nothing."""
-        blank = self.blank(request, self.block)
+        blank = self.blank(request, knobs, self.block)
         return WinoState(**vars(blank), last=jnp.zeros_like(blank.todo))
 
-    def step(self, params: Any, state: WinoState, knobs: WinoKnobs) -> tuple[WinoState, Revoked]:
+    def step(self, params: Any, state: WinoState, knobs: Any) -> tuple[WinoState, Revoked]:
         """One call on the canvas and the shadows of each row's open block."""
         state, opens = state.opened()
         last = jnp.where(opens, FIRST, state.last)
         at, masked = state.cached, state.masked(~state.rows.done)
-        state, hidden, shadows = self.read(params, state)
+        state, hidden, shadows = self.read_twice(params, state)
 
         # Wide in: all that exceed tau, at most a part of the masks, at least the surest.
         sure = self.weigh(params, state, hidden, at, masked, knobs)
@@ -132,12 +132,10 @@ class Wino(CanvasDecoder):
 
     def standing(self, state: WinoState) -> Array:
         """Tokens of the open block that were revealed, not given, [B, W]."""
-        shown = state.shown & state.inside
-        if state.rows.fixed is not None:
-            shown &= ~state.rows.fixed
+        shown = state.shown & state.inside & ~state.given
         return window(shown, state.cached, self.block) & ~state.rows.done[:, None]
 
-    def read(
+    def read_twice(
         self, params: Any, state: WinoState
     ) -> tuple[WinoState, Float[Array, "B W D"], Float[Array, "B W D"]]:
         """Hidden states about the open block, and about it by its shadows."""
@@ -151,14 +149,15 @@ class Wino(CanvasDecoder):
         to_shadows = jnp.broadcast_to(there[:, None], (len(at), block, block))
         real = jnp.pad(sees, ((0, 0), (0, 0), (0, block)))
         sees = jnp.concatenate([real, jnp.concatenate([to_canvas, to_shadows], 2)], 1)
-        out = self.network.forward(
+        out = self.read(
             params,
+            state,
             jnp.concatenate([tokens, masks], axis=1),
             jnp.concatenate([positions, places], axis=1),
             None,
             sees,
         )
-        spent = jnp.sum(state.inside, axis=1) + jnp.sum(there, axis=1)
+        spent = self.readings * (jnp.sum(state.inside, axis=1) + jnp.sum(there, axis=1))
         return state.spend(out.counts, spent), window(out.hidden, at, block), out.hidden[:, size:]
 
     def doubts(
