@@ -48,22 +48,23 @@ def import_model(
         nothing, where that has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their
         moving averages.
-      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not
-        supported.
+      kind: how it was trained where config.json does not say it, "bd3lm" block by block or "mdlm"
+        with full attention: of types a2d-qwen3 and a2d-qwen2, and of qwen2 where it is no causal
+        model but Open-dCoder.
       block: of block diffusion, tokens of a block; by default those of config.json, or else 4
         (SDAR) or 32.
-      mask: of block diffusion, id of the mask; by default that of config.json, or else of the
-        release.
-      alignment: of block diffusion, the token that logits are about: "own" for that of their
+      mask: of block diffusion and full attention, id of the mask; by default that of the folder's
+        files, or else, of block diffusion, of the release.
+      alignment: of block diffusion and full attention, the token that logits are about: "own" for that of their
         position (as of SDAR), "next" for the one after it (as of Fast-dLLM v2); by default that of
         the model type.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
     check_replaceable(dst, overwrite)
-    of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
+    of_masks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
     with opened(
-        locate(src), dtype, tokenizer, weights, of_blocks, allow_nonfinite=allow_nonfinite
+        locate(src), dtype, tokenizer, weights, of_masks, allow_nonfinite=allow_nonfinite
     ) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)

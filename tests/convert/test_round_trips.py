@@ -166,7 +166,10 @@ class TestReleases:
             assert (fields["head_dim"], fields["attention_bias"]) == (128, False)
             assert len(shapes) == 11 * config.layers + 3
             assert (
-                sdar.parse_tokens(tmp_path, fields, config.vocab_size, None, None).mask == 151_669
+                sdar.parse_tokens(
+                    tmp_path, fields, config.vocab_size, None, None, (151_669, "own")
+                ).mask
+                == 151_669
             )
         if name == "qwen2.5-coder-7b":
             assert sum(map(np.prod, shapes.values())) == 7_615_616_512
