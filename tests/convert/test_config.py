@@ -99,7 +99,8 @@ class TestFields:
             "use_sliding_window",
             "bias",
             "time_conditioning",
-            "n_layers",
+            "effective_expected_depth",
+            "alibi",
         } & fields.keys()
         (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
         assert_same(imported(source), make_model(name))
