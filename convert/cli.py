@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -34,6 +34,7 @@ def import_model(
     block: int | None = None,
     mask: int | None = None,
     alignment: Literal["own", "next"] | None = None,
+    origin: Literal["start", "padded"] | None = None,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
@@ -58,11 +59,15 @@ def import_model(
       alignment: of block diffusion and full attention, the token that logits are about: "own" for that of their
         position (as of SDAR), "next" for the one after it (as of Fast-dLLM v2); by default that of
         the model type.
+      origin: of block diffusion, where the blocks of a text count from: "start" for position 0 (by
+        default), "padded" for the end of the prompt, in both directions, as in the published sampler
+        of a2d.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
     check_replaceable(dst, overwrite)
-    of_masks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
+    of_masks: dict[str, Any] = {"kind": kind, "block": block, "mask": mask}
+    of_masks |= {"alignment": alignment, "origin": origin}
     with opened(
         locate(src), dtype, tokenizer, weights, of_masks, allow_nonfinite=allow_nonfinite
     ) as model:

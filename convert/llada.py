@@ -58,7 +58,6 @@ FIXED: dict[str, Any] = {
     "input_emb_norm": False,
     "layer_norm_type": "rms",
     "layer_norm_with_affine": True,
-    "multi_query_attention": False,
     "rope": True,
     "scale_logits": False,
 }

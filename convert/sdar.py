@@ -30,6 +30,7 @@ RELEASES: dict[str, tuple[str, str, int, int | None, str]] = {
 MODEL_TYPES, KIND = tuple(RELEASES), "bd3lm"
 SDAR, FAST = "sdar", "Fast_dLLM_Qwen"
 ALIGNMENT = "alignment"  # a field of our own, written where it is not that of the model type
+ORIGIN = "block_origin"  # another one, where blocks do not count from position 0
 LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 
 
@@ -41,6 +42,7 @@ def read(
     block: int | None = None,
     mask: int | None = None,
     alignment: str | None = None,
+    origin: str | None = None,
     words: Path | None = None,
 ) -> Model:
     """As `qwen2.read`, and besides:
@@ -49,10 +51,12 @@ def read(
       block: tokens of a block; those of config.json by default, or else of `RELEASES`.
       mask: id of the mask token; that of config.json by default, or else of `RELEASES`.
       alignment: which token logits are about, "own" or "next"; by default as the block length.
+      origin: where blocks of a decoded text count from, "start" or "padded"; by default what
+        config.json says, or else "start".
     """
     named, _, _, *usual = RELEASES[fields["model_type"]]
     layout = {"model_type": named}
-    config = parse_config(fields, block)
+    config = parse_config(fields, block, origin)
     tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, usual, words)
     backbone, head = parted(source, mrp.PREFIX)
     params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
@@ -75,17 +79,22 @@ def write(folder: Path, model: Model) -> None:
     more["architectures"] = [f"{'SDAR' if kind == SDAR else FAST}ForCausalLM"]
     if alignment != usual:
         more[ALIGNMENT] = alignment
+    if config.origin != "start":
+        more[ORIGIN] = config.origin
     if config.blocks is not None:
         more[LENGTHS] = list(config.blocks)
     further, of_head = mrp.export(model.head, config) if model.head else ({}, {})
     qwen2.write_layout(folder, model, layout, more | of_head, further)
 
 
-def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:
+def parse_config(
+    fields: Json, block: int | None = None, origin: str | None = None
+) -> BlockDiffusionConfig:
     """The shape but for the two types; errors as of `qwen2.parse_config`, and for block lengths."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
+    more["origin"] = origin or fields.get(ORIGIN, "start")
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):

@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
     "qwen3 every bias": (causal(qk_norm=True, out_bias=True), NEXT),
     "sdar": (SDAR, OWN),
     "sdar next, several lengths": (sdar(blocks=(4, 8)), SHIFTED),
+    "sdar padded": (sdar(origin="padded"), OWN),
     "sdar bfloat16": (sdar(**HALF), OWN),
     "sdar tied, biases": (sdar(tie_embeddings=True, qkv_bias=True, block=4), OWN),
     "Fast_dLLM_Qwen": (sdar(qk_norm=False, qkv_bias=True, block=32), SHIFTED),

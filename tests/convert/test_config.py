@@ -186,6 +186,8 @@ class TestTokens:
         assert read("--mask", "150") == (4, spec)
         edit(source, model_type="a2d-qwen3")
         assert read("--mask", "150", "--kind", "bd3lm") == (32, spec)
+        bd3lm = ("--mask", "150", "--kind", "bd3lm", "--origin", "padded")
+        assert imported(source, *bd3lm).config.origin == "padded"
         assert "how it was trained: name it with paradec import --kind" in refused(source)
         edit(source, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in refused(source, "--mask", "150", "--block", "32")
