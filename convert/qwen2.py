@@ -158,9 +158,17 @@ def write_layout(
     check_layout(config, kind)
     zero = np.zeros(config.width, config.param_dtype)
     zeros = {} if config.out_bias else dict.fromkeys(_out_biases(config, kind), zero)
-    write_weights(folder, {**export_tree(model.params, table(config)), **further, **zeros})
+    fields = format_config(config, kind) | dict(more)
+    write_files(folder, model, table(config), fields, {**further, **zeros})
+
+
+def write_files(
+    folder: Path, model: Model, rows: Table, fields: Json, further: Mapping[str, Any]
+) -> None:
+    """Writes weights in the layout of a table, and fields of config.json with special tokens."""
+    write_weights(folder, {**export_tree(model.params, rows), **further})
     ids = format_tokens(model.token_spec)
-    write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
+    write_json(folder / "config.json", {**fields, **ids})
     drawn: dict[str, Any] = {"do_sample": "temperature" in model.sampling}
     if drawn["do_sample"]:
         drawn["top_k"] = 0

@@ -96,6 +96,13 @@ class TransformerNetwork(KVNetwork):
         """Lengths of blocks that the checkpoint serves; none of a causal model."""
         return () if self.block is None else getattr(self.config, "blocks", None) or (self.block,)
 
+    @property
+    def origin(self) -> str:
+        """Where blocks of a decoded text count from, a fact of the checkpoint; "start" of a causal
+        model.
+        """
+        return getattr(self.config, "origin", "start")
+
     def forward(
         self,
         params: Any,

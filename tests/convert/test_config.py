@@ -99,7 +99,8 @@ class TestFields:
             "use_sliding_window",
             "bias",
             "time_conditioning",
-            "n_layers",
+            "effective_expected_depth",
+            "alibi",
         } & fields.keys()
         (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
         assert_same(imported(source), make_model(name))
@@ -185,8 +186,9 @@ class TestTokens:
         assert read("--mask", "150") == (4, spec)
         edit(source, model_type="a2d-qwen3")
         assert read("--mask", "150", "--kind", "bd3lm") == (32, spec)
-        for more in ((), ("--kind", "mdlm")):
-            assert "mdlm is not supported" in refused(source, "--mask", "150", *more)
+        bd3lm = ("--mask", "150", "--kind", "bd3lm", "--origin", "padded")
+        assert imported(source, *bd3lm).config.origin == "padded"
+        assert "how it was trained: name it with paradec import --kind" in refused(source)
         edit(source, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in refused(source, "--mask", "150", "--block", "32")
 
@@ -220,7 +222,8 @@ def test_options_that_are_wrong(capsys, refused, copy, tmp_path):
     for option, value in (("--block", "4"), ("--mask", "3"), ("--alignment", "own")):
         for place in (source, source / "last.ckpt"):
             assert main(["import", str(place), str(tmp_path / "x"), option, value]) == 1
-            want = f"{option} is for models of block diffusion, but {place} holds another"
+            families = "block_diffusion" + " or full_attention" * (option != "--block")
+            want = f"{option} is for models of {families}, but {place} holds another"
             assert want in capsys.readouterr().err
     assert "--weights chooses those of a .ckpt file" in refused(source, "--weights", "ema")
 
