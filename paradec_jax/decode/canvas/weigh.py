@@ -152,6 +152,25 @@ class Weighed:
     more: Any = None
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What a call did to a window of each row's canvas.
+
+    Attributes:
+      at: first position of the window, [B].
+      where: positions that it revealed, [B, W].
+      tokens, scores: of what was masked, the tokens drawn, and how sure they were, [B, W].
+      hidden: hidden states about the window's positions, [B, W, D].
+    """
+
+    at: Int[Array, "B"]
+    where: Bool[Array, "B W"]
+    tokens: Int[Array, "B W"]
+    scores: Float[Array, "B W"]
+    hidden: Float[Array, "B W D"]
+
+
 @dataclasses.dataclass(frozen=True)
 class CanvasDecoder(DecoderBase):
     """What decoders of a canvas in which every position sees all share; `SemiAutoregressive` says

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.decode.canvas.spans import read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Filled
 from paradec_jax.decode.machine.knobs import UNLIMITED
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.masked import UnmaskedInfo
 from paradec_jax.decode.rules import select
 
 
@@ -47,7 +46,7 @@ class Planned(CanvasDecoder):
         """Fills the canvas with masks; calls nothing."""
         return self.blank(request, knobs, self.block)
 
-    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, Filled]:
         """One call on the canvas: all new positions are ranked."""
         state, _ = state.opened()
         state, hidden = read_whole(self, params, state)
@@ -66,8 +65,8 @@ class Planned(CanvasDecoder):
         new = state.show(sure.tokens, where, start, sure.log_probs)
         new = new.hide(hidden_again, start, self.mask)
         new = new.seal(jnp.where(left == 0, state.rows.limit, start))
-        return dataclasses.replace(new, step=state.step + 1), UnmaskedInfo(
-            start, where, sure.scores
+        return dataclasses.replace(new, step=state.step + 1), Filled(
+            start, where, sure.tokens, sure.scores, hidden
         )
 
     def ours(self, state: CanvasState) -> Array:

@@ -15,11 +15,11 @@ from paradec_jax.decode.canvas.weigh import (
     CanvasDecoder,
     CanvasKnobs,
     CanvasState,
+    Filled,
     Weighed,
 )
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.masked import UnmaskedInfo
 from paradec_jax.decode.rules import score
 
 
@@ -44,7 +44,7 @@ class ProphetKnobs(CanvasKnobs):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Committed(UnmaskedInfo):
+class Committed(Filled):
     """What a call revealed.
 
     Attributes:
@@ -111,7 +111,7 @@ class Prophet(CanvasDecoder):
         where = jnp.where(exits[:, None], open_, where)
         new = state.show(sure.tokens, where, start, sure.log_probs).seal()
         new = dataclasses.replace(new, step=state.step + 1)
-        return new, Committed(start, where, sure.scores, gap, exits)
+        return new, Committed(start, where, sure.tokens, sure.scores, hidden, gap, exits)
 
     def judge(self, *args: Any) -> Weighed:
         """As of every decoder of a canvas; and the gap between the two largest logits."""

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from paradec_jax.decode.canvas.spans import read_span
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Filled
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.masked import UnmaskedInfo
 
 CACHES = ("none", "prefix", "dual")
 
@@ -62,7 +61,7 @@ class SemiAutoregressive(CanvasDecoder):
         room = self.size if self.cache == "prefix" else self.block + 1
         return self.blank(request, knobs, room, self.cache != "none")
 
-    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, Filled]:
         """One call: positions of each row's open block are revealed."""
         # The open block holds the first mask: all before it are complete.
         state, opens = state.opened()
@@ -83,7 +82,7 @@ class SemiAutoregressive(CanvasDecoder):
         where = jnp.where(alone[:, None], first, where)
         new = state.show(sure.tokens, where, state.cached, sure.log_probs).seal()
         new = dataclasses.replace(new, step=state.step + 1, age=jnp.where(renews, 0, state.age + 1))
-        return new, UnmaskedInfo(state.cached, where, sure.scores)
+        return new, Filled(state.cached, where, sure.tokens, sure.scores, hidden)
 
     def bind(self, network: Any, size: int, spec: Any = None) -> "SemiAutoregressive":
         """As of every decoder; a cache needs a network that has one."""

@@ -21,11 +21,11 @@ from paradec_jax.decode.canvas.weigh import (
     CanvasDecoder,
     CanvasKnobs,
     CanvasState,
+    Filled,
     by_chunks,
 )
 from paradec_jax.decode.machine.knobs import SHARE, Number, knob
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.masked import UnmaskedInfo
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.windows import window
 
@@ -62,7 +62,7 @@ class WinoState(CanvasState):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Revoked(UnmaskedInfo):
+class Revoked(Filled):
     """What a call revealed, and what it masked again.
 
     Attributes:
@@ -128,7 +128,7 @@ class Wino(CanvasDecoder):
         left = jnp.any(new.masked(~new.rows.done), axis=1)
         new = new.seal(jnp.where(left, at, at + self.block))
         new = dataclasses.replace(new, step=state.step + 1, last=shown)
-        return new, Revoked(at, where, sure.scores, back, again)
+        return new, Revoked(at, where, sure.tokens, sure.scores, hidden, back, again)
 
     def standing(self, state: WinoState) -> Array:
         """Tokens of the open block that were revealed, not given, [B, W]."""
