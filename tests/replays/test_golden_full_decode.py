@@ -56,7 +56,7 @@ def test_every_call(name):
             options["guided"], knobs["guidance"] = True, scale
             run.logits_steps = ()  # of both readings
     else:
-        alg, kind = take("alg"), ReleasedCanvas
+        alg = take("alg")
         options = {"length": None, "rule": "grid", "order": ORDERS.get(alg, "confidence")}
         options["confidence"] = "filtered"
         knobs |= {"top_p": take("top_p", 1.0), "top_k": take("top_k")}
