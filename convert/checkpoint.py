@@ -86,14 +86,7 @@ def _reading(
         module = _module_of(fields, given)
     takes = inspect.signature(module.read).parameters if module else {}
     for name in given.keys() - takes.keys():
-        suits = [
-            family
-            for family, of in BY_FAMILY.items()
-            if name in ("kind", *inspect.signature(of.read).parameters) and of in BY_KIND.values()
-        ]
-        raise ConvertError(
-            f"--{name} is for models of {' or '.join(suits)}, but {path} holds another"
-        )
+        raise ConvertError(f"--{name} is for other models than that of {path}")
     if weights is not None and (module or path.suffix != LIGHTNING):
         raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {path} is none")
     if module is not None:
@@ -117,19 +110,15 @@ def _module_of(fields: Json, given: dict[str, Any]) -> ModuleType:
     named = str(fields.get("model_type"))
     kind = given.pop("kind", fields.get(full.KIND_FIELD))
     if kind is not None:
-        if kind not in BY_KIND:
-            raise ConvertError(f"kind must be one of {', '.join(BY_KIND)}, not {kind!r}")
-        if named not in BY_KIND[kind].RELEASES:
-            types = ", ".join(BY_KIND[kind].RELEASES)
-            raise ConvertError(f"kind {kind} is for model types {types}, not {named!r}")
+        types = {one: ", ".join(module.RELEASES) for one, module in BY_KIND.items()}
+        if named not in types.get(kind, "").split(", "):
+            raise ConvertError(
+                f"kind {kind!r} is not one of model type {named!r}, by kind: {types}"
+            )
         return BY_KIND[kind]
     if named not in BY_TYPE:
         raise ConvertError(f"model_type must be one of {', '.join(BY_TYPE)}, not {named!r}")
-    if (
-        named in full.RELEASES
-        and BY_TYPE[named] is sdar
-        and not (given.get("block") or fields.get("block_size"))
-    ):
+    if named.startswith("a2d") and not (given.get("block") or fields.get("block_size")):
         raise ConvertError(
             f"config.json of a {named} does not say how it was trained: name it with paradec import --kind "
             f"{full.KIND} (or {sdar.KIND}), or load(..., kind={full.KIND!r})"

@@ -126,15 +126,10 @@ def parse_tokens(
     mask = tokens.mask if mask is None else mask
     mask = mask_of(folder, words) if mask is None else mask
     mask = usual_mask if mask is None else mask
-    if mask is None:
-        raise ConvertError(
-            f"no file of {folder} names a mask token, as of a causal model: where it has one, name it with "
-            "paradec import --mask"
-        )
-    if not 0 <= mask < vocab_size:
+    if mask is None or not 0 <= mask < vocab_size:
         raise ConvertError(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with "
-            "paradec import --mask"
+            "paradec import --mask, unless this is a causal model, which has none"
         )
     alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):

@@ -61,20 +61,11 @@ def mask_of(folder: Path, words: Path | None = None) -> int | None:
     Arguments as of `begin_of_text`.
     """
     path = folder / WORDS if words is None else words
-    listed = json_if_there(folder / CONFIG).get("added_tokens_decoder")
-    ids = {
-        value.get("content"): int(token)
-        for token, value in (listed.items() if isinstance(listed, dict) else ())
-        if isinstance(value, dict) and token.isdecimal()
-    }
-    tokenizer = read_tokenizer(path) if path.exists() else None
-    for text in (read_special(folder).get("mask_token"), *MASKS):
-        token = ids.get(text)
-        if token is None and tokenizer is not None and text is not None:
-            token = tokenizer.id_of(text)
-        if token is not None:
-            return token
-    return None
+    if not path.exists():
+        return None
+    known = read_tokenizer(path)
+    texts = (read_special(folder).get("mask_token", ""), *MASKS)
+    return next((token for token in map(known.id_of, texts) if token is not None), None)
 
 
 def check_words(folder: Path, path: Path, words: Tokenizer) -> None:

@@ -83,7 +83,11 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
 
 
 def _models(word: str) -> tuple[str, ...]:
-    """The models that a word stands for: itself, or the bundled ones of a family."""
+    """The models that a word stands for: itself, or the bundled ones of a family. Raises ValueError
+    where it has none.
+    """
+    if word in FAMILIES and not FAMILIES[word].bundled:
+        raise ValueError(f"no model of {word} is bundled: --model takes a folder of one")
     return FAMILIES[word].bundled if word in FAMILIES else (word,)
 
 

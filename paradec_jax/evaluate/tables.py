@@ -60,6 +60,10 @@ ROWS = {
         residual
         block
     """,
+    "full_attention": """
+        masked --order confidence --steps 32 --temperature 0
+        masked --order single --temperature 0 *
+    """,
 }
 
 
