@@ -143,7 +143,7 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 
 
-@over(["any-order", "wavefront"], ["any-order"])
+@over(["semi", "wavefront"], ["semi"])
 def test_a_run_holds_no_array_that_only_infos_have(name):
     """The array of a marked info is in the program of a trace and not in that of a run."""
     row = ROWS[name]

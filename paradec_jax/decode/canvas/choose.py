@@ -71,11 +71,9 @@ class DenoisingKnobs(SamplingKnobs):
 
     steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", QUOTAS))
     threshold: Scheduled | None = knob(
-        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold", "capped"))
+        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
     )
-    entropy: Number | None = knob(
-        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy", "bound"))
-    )
+    entropy: Number | None = knob(None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",)))
     factor: Number | None = knob(None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",)))
 
 

@@ -33,9 +33,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import MOST
 from paradec_jax.decode.canvas.blocks import BlockCanvas
 from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.canvas.choose import FACTOR, GAMMA, DenoisingKnobs, threshold_at
+from paradec_jax.decode.canvas.choose import FACTOR, GAMMA, THRESHOLD, DenoisingKnobs, threshold_at
 from paradec_jax.decode.canvas.guidance import Guided
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
@@ -44,6 +45,7 @@ from paradec_jax.decode.machine.knobs import (
     SHARE,
     UNLIMITED,
     Number,
+    Scheduled,
     Whole,
     knob,
 )
@@ -84,16 +86,19 @@ class CanvasKnobs(DenoisingKnobs):
       stop_bias: what is added to the logits of the checkpoint's stop tokens: below 0 texts end
         later, at -inf never.
       guidance: w, how much more what was given weighs (`canvas.guidance`); 0 is not at all.
-      renew: a cached block's calls from one reading of the whole canvas to the next; None for one
-        at its beginning alone, 1 for no cache.
     """
 
     steps: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("rule", COUNTED))
+    threshold: Scheduled | None = knob(
+        None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("threshold", "capped"))
+    )
+    entropy: Number | None = knob(
+        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy", "bound"))
+    )
     epsilon: Number | None = knob(None, SHARE, unset=1e-3, needs=("rule", ("grid",)))
     spread: Number | None = knob(None, NOT_NEGATIVE, unset=0.0, needs=("order", tuple(SCORES)))
     stop_bias: Number | None = knob(None, unset=0.0)
     guidance: Number | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=("guided", (True,)))
-    renew: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("cache", ("prefix", "dual")))
 
 
 @jax.tree_util.register_dataclass
@@ -190,6 +195,7 @@ class CanvasDecoder(DecoderBase):
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order: ClassVar[bool] = True
     needs_cache: ClassVar[bool] = False
+    BOUNDS = {**DecoderBase.BOUNDS, "length": (1, MOST)}  # noqa: RUF012  as long as the canvas at most
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {
         **DecoderBase.WORDS,
         "rule": RULES,

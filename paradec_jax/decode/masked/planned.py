@@ -42,6 +42,13 @@ class Planned(CanvasDecoder):
     rule: str = "static"
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("static",)}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length is not None:
+            raise ValueError(
+                f"Planned ranks the whole canvas, so length must be None, not {self.length}"
+            )
+
     def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
         return self.blank(request, knobs, self.block)

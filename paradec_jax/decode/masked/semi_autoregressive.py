@@ -6,14 +6,29 @@ Fast-dLLM (arXiv 2505.22618).
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from paradec_jax.decode.canvas.spans import read_span
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Filled
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState, Filled
+from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Whole, knob
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 
 CACHES = ("none", "prefix", "dual")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CacheKnobs(CanvasKnobs):
+    """Sampling, how much a call reveals, and how old a cache may be.
+
+    Attributes:
+      renew: a cached block's calls from one reading of the whole canvas to the next; None for one
+        at its beginning alone, 1 for no cache.
+    """
+
+    renew: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("cache", ("prefix", "dual")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +49,8 @@ class SemiAutoregressive(CanvasDecoder):
     follows ("prefix"): the rest is as it was at that first call, which is an approximation, since
     what a position sees has changed. Blocks count from the end of each row's prompt.
 
-    The rules that count positions keep to a number of calls; with the others a call reveals at
-    least one position, so a row of n new positions ends within n calls.
+    A call reveals at least one position, so a row of n new positions ends within n calls; "static",
+    "rounded" and "grid" keep to the N steps of each block.
 
     Attributes:
       length: B; None for the whole canvas as one block, as Dream has it.
@@ -54,6 +69,7 @@ class SemiAutoregressive(CanvasDecoder):
     _: dataclasses.KW_ONLY
     cache: str = "none"
     first_alone: bool = False
+    Knobs: ClassVar[type] = CacheKnobs
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "cache": CACHES}
 
     def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
