@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.config.bounds import MOST_RECURRENCES
+from paradec_jax.config import MOST_RECURRENCES, RecurrentDepthConfig
 from paradec_jax.store.model import Model
 
 from .engine import ConvertError

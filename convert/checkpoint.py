@@ -14,7 +14,6 @@ from paradec_jax.disk.folders import CHAT_TEMPLATE
 from paradec_jax.disk.tensors import finite
 from paradec_jax.io import text_of
 from paradec_jax.store.model import Model, sampling_of
-from paradec_jax.text.chat import DEFAULT, named_templates
 from paradec_jax.text.template import check as check_template
 
 from . import full, gguf, huginn, mdlm, qwen2, sdar
@@ -23,6 +22,7 @@ from .engine import ConvertError, Json, read_json
 from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
+DEFAULT = "default"  # name of a chat template
 BY_FAMILY: dict[str, ModuleType] = {
     module.FAMILY: module for module in (huginn, qwen2, sdar, full, mdlm)
 }
@@ -152,6 +152,35 @@ def _read_chat(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConvertError(f"{path}: {error}") from error
     return {"chat_template": template, "sampling": sampling}
+
+
+def named_templates(value: Any) -> dict[str, str]:
+    """The templates in the field `chat_template` of a tokenizer_config.json, by name.
+
+    Args:
+      value: one template, which is called "default"; a list of objects with `name` and `template`;
+        or None.
+
+    Raises:
+      ValueError: anything else, or two templates of one name.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    templates: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [value]:
+        match entry:
+            case {"name": str(name)} if name in templates:
+                raise ValueError(f"chat_template holds two templates of the name {name!r}")
+            case {"name": str(name), "template": str(template)}:
+                templates[name] = template
+            case _:
+                raise ValueError(
+                    f"chat_template must be a text or a list of objects with name and template, "
+                    f"not {value!r:.200}"
+                )
+    return templates
 
 
 def all_finite(source: Any) -> Any:

@@ -21,12 +21,13 @@ from paradec_jax.disk.tensors import MAX_TENSORS, Lazy
 from paradec_jax.io import one_sentence, regular
 from paradec_jax.store.model import Model
 from paradec_jax.text import template as templates
-from paradec_jax.text.tokenizer import Tokenizer, from_pieces
+from paradec_jax.text.tokenizer import Tokenizer
 
 from . import qwen2
 from .engine import ConvertError, Json, Source, columns, note, table_shapes
 from .fields import present, token_ids, token_spec
 
+LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
 # Fields of config.json, and keys of the metadata without the architecture.
 FIELDS = dict(
     columns("""
@@ -256,6 +257,38 @@ def _tokenizer(values: Json, path: Path) -> Tokenizer | None:
     special = {text: kinds[ids[text]] != USER_DEFINED for text in added}
     backend.add_tokens([AddedToken(t, normalized=False, special=special[t]) for t in added])
     return Tokenizer(backend, str(path))
+
+
+def from_pieces(
+    ids: Mapping[str, int], scores: Mapping[str, float], unknown: str, blank: bool
+) -> Backend:
+    """The library's form of a BPE of SentencePiece, in which bytes stand for what is no piece.
+
+    Args:
+      ids: id of every piece, those of bytes and special ones among them.
+      scores: of the pieces that are merged of two others, the best first.
+      unknown: the piece of what has no bytes.
+      blank: whether a blank is put before a text.
+
+    Raises:
+      ValueError: a piece that is longer than `LONGEST_PIECE`, or all together than `ALL_PIECES`.
+    """
+    sizes = [0, *map(len, scores)]
+    if max(sizes) > LONGEST_PIECE:
+        raise ValueError(f"a piece of {max(sizes)} characters is longer than {LONGEST_PIECE}")
+    if sum(sizes) > ALL_PIECES:
+        raise ValueError(
+            f"the list of pieces of {sum(sizes)} characters is longer than {ALL_PIECES}"
+        )
+    cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
+    pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
+    pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))
+    model = models.BPE(dict(ids), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend, first = Backend(model), [normalizers.Prepend("▁")] * blank
+    backend.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+    last = [decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * blank]
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])
+    return backend
 
 
 def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:

@@ -1,7 +1,6 @@
 """The only registry: what belongs to each family, so that a family is added in one place."""
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -25,8 +24,7 @@ from paradec_jax.config import (
     RecurrentDepthConfig,
     ResidualHeadConfig,
 )
-from paradec_jax.decode.machine.knobs import alternatives
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, alternatives
 from paradec_jax.models import (
     DenoiserNetwork,
     DraftNetwork,
@@ -35,10 +33,11 @@ from paradec_jax.models import (
     TransformerNetwork,
 )
 from paradec_jax.models.network import ModelNetwork
+from paradec_jax.records import record
 from paradec_jax.sharding import axes
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Family:
     """One family of models.
 

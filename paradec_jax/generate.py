@@ -13,14 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Decoded, DecoderBase, Reason, Request, make_request, run, stream
-from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import NETWORK_CALLS, Setting, finish, keys_of, seed_words
 from paradec_jax.families import choose
+from paradec_jax.records import record
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
@@ -38,7 +36,7 @@ Messages = Sequence[Mapping[str, Any]]
 Prompts = Sequence[Any] | Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Generation:
     """What `generate` returns: B = prompts * samples rows, the samples of a prompt one after the
     other.
@@ -149,7 +147,7 @@ def generate(
     return task.run(knobs, every)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Task:
     """A decoder and a request, ready to run: what `generate`, `infill` and `paradec generate` have
     in common.

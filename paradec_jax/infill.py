@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import TokenSpec, check_number
 from paradec_jax.decode import DecoderBase, make_request
 from paradec_jax.families import choose
 from paradec_jax.generate import (

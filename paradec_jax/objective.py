@@ -8,13 +8,14 @@ at the end::
     4 .. 7    1.0, 1               loss = 13.0 / 9, not (1.5 + 1.0) / 2
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from paradec_jax.records import record
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -57,7 +58,7 @@ def means(sums: Sums) -> tuple[jax.Array, Metrics]:
     return sums["loss"].mean, {name: part.mean for name, part in sums.items() if name != "loss"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Objective:
     """A loss as a pair of pure functions; called, it is `value(sums(...))`, a scalar to
     differentiate and metrics.

@@ -129,7 +129,8 @@ def draw_thresholds(generator: np.random.Generator, count: int) -> list[float]:
 
 def knobs_of(thresholds: Sequence[float]) -> Any:
     """Thresholds as the discrete decoder's knobs."""
-    return BlockDenoising.Knobs(threshold=np.asarray(thresholds, np.float32))
+    schedule: Any = np.asarray(thresholds, np.float32)
+    return BlockDenoising.Knobs(threshold=schedule)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -80,7 +80,11 @@ class Waves(Training):
                 "(docs/meshes.md): add --cluster.data -1 --cluster.fsdp 1"
             )
         recipe = Jacobi(
-            (self.block,), self.new_tokens, self.problems, rows=64, rehearse=self.rehearse
+            block=(self.block,),
+            new_tokens=self.new_tokens,
+            problems=self.problems,
+            rows=64,
+            rehearse=self.rehearse,
         )
         found = recipe.collected(job, source, 0, self.block)
         data, updates = recipe.data(

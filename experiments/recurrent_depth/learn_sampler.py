@@ -214,7 +214,8 @@ def cost_of(decoded: Decoded, pool: Pool, options: Options) -> float:
 
 def knobs_of(schedule: dict[str, Any]) -> Any:
     """A schedule as the discrete sampler's knobs."""
-    return Wavefront.Knobs(**{name: np.asarray(x, np.float32) for name, x in schedule.items()})
+    arrays: Any = {name: np.asarray(x, np.float32) for name, x in schedule.items()}
+    return Wavefront.Knobs(**arrays)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -18,7 +18,6 @@ from jaxtyping import Array, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Forward
 from paradec_jax.losses.consistency import ConsistencyRules, combined, consistency_loss
-from paradec_jax.losses.cross_entropy import check_chunk
 from paradec_jax.losses.recurrent import Draw, settle, unroll
 from paradec_jax.objective import Metrics, Objective, Sums, drawn
 
@@ -80,7 +79,6 @@ def recurrent_consistency_loss(
     if not 0 <= filler_share <= 1:
         raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")
     depth, remat = settle(network.config, backprop_depth, remat)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.losses.recurrent import Draw, settle
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, drawn, weighted
 
@@ -45,7 +45,6 @@ def stepwise_loss(
       that count, `last_accuracy`, after the last of them, and `prompt_recurrence`.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen

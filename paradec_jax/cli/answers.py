@@ -12,9 +12,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from paradec_jax import facts, store
 from paradec_jax.cli.output import JsonPath, progress, write_json
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config import Ranged
 from paradec_jax.data.problems import Problem, exact_answers, read_problems, rule_of
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import ROWS, TIMED, compare
 from paradec_jax.evaluate.fields import Row
@@ -22,12 +22,13 @@ from paradec_jax.evaluate.tables import TABLES
 from paradec_jax.families import choose
 from paradec_jax.generate import NEW_TOKENS, lacking
 from paradec_jax.io import text_of
+from paradec_jax.records import choices
 
 GROUP = 3  # settings that are decoded and timed beside the baseline before their rows are written
 Key = tuple[str, str, str]  # of a row: model, decoder, label
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Options(Ranged):
     """What to compare.
 

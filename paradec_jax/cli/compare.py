@@ -62,7 +62,7 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
     of its own.
     """
     check_place("json", options.json)
-    sources = list(dict.fromkeys(name for word in options.model for name in _models(word)))
+    sources = list(dict.fromkeys(itertools.chain(*map(_models, options.model))))
     places = dict(zip(store.names_of(sources), sources, strict=True))
     models = {
         name: store.load(place, dtype=options.dtype, adapter=options.adapter)

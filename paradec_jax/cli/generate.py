@@ -2,7 +2,6 @@
 its own.
 """
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,19 +16,20 @@ from paradec_jax.cli.options import NAMES, options_of, summary
 from paradec_jax.cli.output import check_place
 from paradec_jax.cli.replay import write_replay
 from paradec_jax.cli.watch import show
-from paradec_jax.config.bounds import check_numbers
+from paradec_jax.config import check_numbers
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.decode import DecoderBase
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.families import FAMILIES, choose
 from paradec_jax.generate import NEW_TOKENS, Generation, Task, answering, continuation_task
 from paradec_jax.infill import infill_task
+from paradec_jax.records import choices
 
 DEFAULT = "default"  # the decoder where none is named
 Flag = FlagCreatePairsOff[bool]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Text:
     """What to continue, and how far.
 

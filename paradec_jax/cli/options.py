@@ -11,8 +11,7 @@ import docstring_parser
 from jaxtyping import AbstractArray
 from tyro.conf import arg
 
-from paradec_jax.decode.machine.network import CachedNetwork
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import CachedNetwork, Setting
 from paradec_jax.families import FAMILIES
 
 NAMES = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.decoders))

@@ -14,10 +14,8 @@ import numpy as np
 
 from paradec_jax.cli.output import PLACE, TEMPLATE
 from paradec_jax.decode import DecoderBase
-from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.canvas import Canvas
+from paradec_jax.decode.machine import NETWORK_CALLS, Setting, finish
 from paradec_jax.evaluate.timing import Case, measure
 from paradec_jax.generate import Generation, Task, tokenizer_of
 from paradec_jax.io import atomic_write_text, text_of
@@ -90,7 +88,7 @@ def _recorded(setting: Setting, task: Task) -> tuple[dict[str, Any], Generation]
     return run, task.decode(finish(task.decoder, state), watch)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit(static_argnums=0)
 def _seen(decoder: DecoderBase, state: Any) -> dict[str, Any]:
     """What a frame shows of the first row, and which positions stay as they are, [S]."""
     rows = state.rows

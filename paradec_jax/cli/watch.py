@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.machine.drive import finish
+from paradec_jax.decode.canvas import Canvas
+from paradec_jax.decode.machine import finish
 from paradec_jax.generate import Generation, Task, tokenizer_of
 
 HIDDEN = "_"  # in the place of a mask

@@ -13,16 +13,6 @@ REMATS = ("none", "layer", "dots", "offload")  # of nn.remat
 SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
 
 
-def check_heads(config: Any) -> None:
-    """Refuses heads that do not split, or of an odd number of channels. Raises ValueError."""
-    if config.heads % config.kv_heads:
-        raise ValueError(f"heads {config.heads} must be a multiple of kv_heads {config.kv_heads}")
-    if getattr(config, "head_channels", None) is None and config.width % config.heads:
-        raise ValueError(f"width {config.width} does not split into {config.heads} heads")
-    if config.head_dim % 2:
-        raise ValueError(f"a head must have an even number of channels, not {config.head_dim}")
-
-
 def check_positive(config: Any, *names: str) -> None:
     """Refuses fields that are no positive numbers of float32. Raises ValueError."""
     for name in names:
@@ -41,12 +31,16 @@ def check_words(owner: Any, **allowed: Iterable[str]) -> None:
 
 
 class Ranged:
-    """Options whose numbers are refused where the object is made (`check_numbers`)."""
+    """Options whose numbers and words are refused where the object is made (`check_numbers`,
+    `check_words`).
+    """
 
     BOUNDS: Any = {}  # noqa: RUF012  least and most by name
+    WORDS: Any = {}  # noqa: RUF012  what may be said by name
 
     def __post_init__(self) -> None:
         check_numbers(type(self), vars(self), self.BOUNDS)
+        check_words(self, **self.WORDS)
 
 
 def check_numbers(

@@ -5,11 +5,12 @@ from typing import Any
 
 from paradec_jax.config.bounds import Ranged
 from paradec_jax.config.shapes import CausalConfig, PreNormConfig
+from paradec_jax.records import choices
 
 MOST_HEAD_LAYERS = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class ResidualHeadConfig(PreNormConfig):
     """Shape of a residual head, 1 to 8 blocks; but for their number these are the blocks of its
     backbone.
@@ -63,7 +64,7 @@ def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class DraftConfig(Ranged):
     """Shape of what drafts the tokens after those that a causal model has read: masks, adapters for
     their rows, and a sampler head.

@@ -1,9 +1,9 @@
 """How rotary positions are scaled, so that a model reads longer texts than it was first trained on."""
 
-import dataclasses
 import math
 
 from paradec_jax.config.bounds import check_number, check_positive, check_words
+from paradec_jax.records import choices
 
 # Kinds, and what each reads besides `factor` and `original`.
 KINDS = {
@@ -14,7 +14,7 @@ KINDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class RopeScaling:
     """Scaled rotary positions; `nn.rope` has the formulas.
 

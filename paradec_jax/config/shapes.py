@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from paradec_jax.config import bounds
 from paradec_jax.config.rotary import RopeScaling
+from paradec_jax.records import choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class TokenSpec:
         bounds.check_words(self, alignment=("next", "own"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class Shape(bounds.Ranged):
     """What the shapes of all models share.
 
@@ -76,7 +77,13 @@ class Shape(bounds.Ranged):
         bounds.check_positive(self, "rope_base", "norm_eps")
         super().__post_init__()
         bounds.check_words(self, attention=bounds.ATTENTIONS, remat=self.remats)
-        bounds.check_heads(self)
+        kv_heads = self.kv_heads  # type: ignore[attr-defined]
+        if self.heads % kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        if getattr(self, "head_channels", None) is None and self.width % self.heads:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads")
+        if self.head_dim % 2:
+            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
 
     @property
     def head_dim(self) -> int:
@@ -98,7 +105,7 @@ class Shape(bounds.Ranged):
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class RecurrentDepthConfig(Shape):
     """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
 
@@ -166,7 +173,7 @@ class RecurrentDepthConfig(Shape):
         return self.init_std / (2 * self.effective_depth) ** 0.5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class PreNormConfig(Shape):
     """Shape of pre-norm blocks with a cache, as causal models, block diffusion and residual heads
     have them.
@@ -220,7 +227,7 @@ class PreNormConfig(Shape):
         return self.init_std / (2 * self.layers) ** 0.5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class TransformerConfig(PreNormConfig):
     """Shape of a transformer; each family that has one adds what is its own.
 
@@ -238,7 +245,7 @@ class TransformerConfig(PreNormConfig):
     scan_layers: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class CausalConfig(TransformerConfig):
     """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no
     biases).
@@ -273,7 +280,7 @@ class CausalConfig(TransformerConfig):
         return tuple(self.sliding_window if sliding else None for sliding in repeated)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class BlockDiffusionConfig(TransformerConfig):
     """Shape of a transformer that fills masks block by block: SDAR, the layers of Qwen3.
 
@@ -318,7 +325,7 @@ class BlockDiffusionConfig(TransformerConfig):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class FullAttentionConfig(TransformerConfig):
     """Shape of a transformer that fills a canvas of masks, in which every position sees all: LLaDA,
     Dream and their relatives.
@@ -328,7 +335,7 @@ class FullAttentionConfig(TransformerConfig):
     visibility = "full"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class MaskedDiffusionConfig(Shape):
     """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which
     share it.

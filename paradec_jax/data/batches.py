@@ -5,7 +5,6 @@ of its number. Grain reads the batches (`Endless`). Its packers would fill rows 
 so others in each order of the examples.
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -18,6 +17,7 @@ from jaxtyping import Int64
 
 from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.jsonl import Examples
+from paradec_jax.records import record
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the examples' lengths, which become those of batches
 DTYPES: dict[str, type] = {"weights": np.float32, "labelled": np.bool_}  # the others are int32
@@ -41,7 +41,7 @@ class Bucket(NamedTuple):
     bounds: Int64[np.ndarray, " R_plus_1"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class BatchMaker(Maker):
     """Makes batches of which each epoch of `batches` has every example once."""
 

@@ -1,11 +1,12 @@
 """Endless iterators over batches that are functions of their index, whole or some of their rows."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from paradec_jax.records import record
 
 if TYPE_CHECKING:
     import grain
@@ -16,7 +17,7 @@ Share = Callable[[int], tuple[int, int]]
 _MANY = 2**31 - 1  # batches; a grain dataset has a length
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Part:
     """Some rows of a batch.
 

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Int32, Int64
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import foreign, staged
 from paradec_jax.io import json_line, read_object, regular, sha256_of
+from paradec_jax.records import record
 from paradec_jax.text import chat
 
 FORMAT = 2  # of the arrays in a folder
@@ -33,7 +34,7 @@ CHUNK = 1000  # lines that are tokenised together
 Row = tuple[list[int], list[bool]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Examples:
     """Lines as ids, one after the other, in mapped arrays.
 
@@ -120,7 +121,13 @@ def read_examples(
             if not (temporary / "ids").stat().st_size:
                 less = ", ".join(f"{n} {name}" for name, n in counts.items())
                 raise ValueError(f"data: {', '.join(map(str, files))} gives no example ({less})")
-            text = json.dumps({"counts": counts, "rule": _rule_of(model)})
+            rule = ""  # how the counted words of messages are found
+            if template := model.chat_template:
+                marks = "endgeneration" in chat.reads(template)
+                rule = (
+                    f"of messages by the template's {'generation marks' if marks else 'prefixes'}"
+                )
+            text = json.dumps({"counts": counts, "rule": rule})
             (temporary / "about.json").write_text(f"{text}\n", encoding="utf-8")
     return Examples(
         np.memmap(place / "ids", np.int32, "r"),
@@ -163,14 +170,6 @@ def _write(
                 starts.append(starts[-1] + min(len(row), length))
     np.save(folder / "starts.npy", starts)
     return counts
-
-
-def _rule_of(model: Any) -> str:
-    """How the counted words of messages are found, in words; empty without a template."""
-    if not model.chat_template:
-        return ""
-    marks = "endgeneration" in chat.reads(model.chat_template)
-    return f"of messages by the template's {'generation marks' if marks else 'prefixes'}"
 
 
 def _rows_of(

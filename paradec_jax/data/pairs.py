@@ -11,7 +11,6 @@ noise rises and falls along the sequence (progressive noise; Jacobi Forcing, Hu 
 {0, 1/w, ..., (w-1)/w}.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradec_jax.config.bounds import check_number, check_words
+from paradec_jax.config import check_number, check_words
 from paradec_jax.data.endless import Batch, Endless, Maker, Part, Share, generator
 from paradec_jax.data.trajectories import Generation, Trajectories
+from paradec_jax.records import choices, record
 
 MAX_TOKENS = 20_480  # longest packed sequence, as released
 MAX_RUN = (
@@ -38,7 +38,7 @@ def noise_ratio(iterates: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
     return np.logical_or.accumulate(differs, axis=1).mean(axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Selection:
     """Chooses a noisy iterate for each block; the defaults are those of the released data.
 
@@ -109,7 +109,7 @@ class PairBucket(NamedTuple):
     pairs: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class PairBatchMaker(Maker):
     """Makes the batches of `pair_batches`."""
 

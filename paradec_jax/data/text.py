@@ -9,7 +9,6 @@
 and their number.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Batch, Maker, Part, Share, generator
 from paradec_jax.io import json_lines
+from paradec_jax.records import record
 from paradec_jax.text.tokenizer import Tokenizer
 
 SEPARATOR = "<|endoftext|>"
@@ -55,7 +55,7 @@ def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
     return TokenSpec(bos=last, pad=last)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Text:
     """A text as ids.
 
@@ -146,7 +146,7 @@ def windows(
     return np.stack([ids[start : start + length] for start in starts])
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class WindowMaker(Maker):
     """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i.
 

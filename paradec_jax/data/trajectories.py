@@ -12,7 +12,6 @@ before it. A row without a block (T = 0) says that its prompt was decoded and ga
 nobody decodes it again.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -25,17 +24,14 @@ import numpy as np
 from jaxtyping import Int
 
 from paradec_jax.io import atomic_write_text, read_object, regular, replacing
+from paradec_jax.records import record
 
 FORMAT_VERSION = 5
 INDEX, SHARD = "index.json", "shard-{:05d}.npy"
 HEAD = 4  # numbers of a row before its counts
 
 
-class TrajectoryError(ValueError):
-    """A folder of trajectories that cannot be read or written."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Generation:
     """All trajectories of one prompt; the last block may run past the stop token.
 
@@ -71,7 +67,7 @@ def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any
     hold.
 
     Raises:
-      TrajectoryError: the folder was begun with others.
+      ValueError: the folder was begun with others.
     """
     path = Path(folder) / INDEX
     index = {"format_version": FORMAT_VERSION, "block": block, "settings": dict(settings)}
@@ -80,9 +76,7 @@ def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any
         atomic_write_text(path, json.dumps(index, indent=2) + "\n")
     for name, value in read_index(folder).items():
         if value != index.get(name):
-            raise TrajectoryError(
-                f"{folder} was written with {name} {value!r}, not {index.get(name)!r}"
-            )
+            raise ValueError(f"{folder} was written with {name} {value!r}, not {index.get(name)!r}")
 
 
 def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) -> None:
@@ -108,11 +102,11 @@ def _digest(path: Path, shard: np.ndarray) -> np.ndarray:
 
 
 def _shards(folder: str | os.PathLike[str]) -> list[Path]:
-    """The shards of a folder in their order. Raises TrajectoryError where one is missing."""
+    """The shards of a folder in their order. Raises ValueError where one is missing."""
     shards = sorted(Path(folder).glob("shard-*.npy"))
     for number, path in enumerate(shards):
         if path.name != (name := SHARD.format(number)):
-            raise TrajectoryError(f"{folder} lacks {name}")
+            raise ValueError(f"{folder} lacks {name}")
     return shards
 
 
@@ -120,17 +114,12 @@ def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The index of a folder.
 
     Raises:
-      TrajectoryError: there is none, or it is not of this format.
+      ValueError: there is none, or it is not of this format.
     """
-    try:
-        index = read_object(Path(folder) / INDEX)
-    except FileNotFoundError:
-        raise TrajectoryError(f"{folder} holds no trajectories: it has no {INDEX}") from None
-    except ValueError as error:
-        raise TrajectoryError(str(error)) from None
+    index = read_object(Path(folder) / INDEX)
     version = index.get("format_version")
     if version != FORMAT_VERSION:
-        raise TrajectoryError(
+        raise ValueError(
             f"{folder} has format version {version!r}; this program reads {FORMAT_VERSION}"
         )
     return index
@@ -145,7 +134,7 @@ class Trajectories(Sequence[Generation]):
       ids, prompt_lengths, block_counts: id, prompt tokens P and blocks T of each generation.
 
     Raises:
-      TrajectoryError: the folder cannot be read or is damaged.
+      ValueError: the folder cannot be read or is damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -160,9 +149,9 @@ class Trajectories(Sequence[Generation]):
         try:
             shard, digest = np.split(np.load(regular(path), mmap_mode="r").view(np.ndarray), [-8])
         except Exception as error:  # NumPy raises whatever its parser of headers does
-            raise TrajectoryError(f"{path} cannot be read: {error}") from None
+            raise ValueError(f"{path} cannot be read: {error}") from None
         if not np.array_equal(digest, _digest(path, shard)):
-            raise TrajectoryError(f"{path} is damaged, or of another run")
+            raise ValueError(f"{path} is damaged, or of another run")
         ends = shard[: 1 + shard[0]].tolist()
         ends[0] = len(ends)
         return [shard[first:last] for first, last in itertools.pairwise(ends)]

@@ -10,14 +10,25 @@ from paradec_jax.decode.causal.drafted import Drafted
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.drive import rollout, run, stream, trace
-from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.network import Forward, Network, Prefix
-from paradec_jax.decode.machine.queue import serve
-from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
-from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
-from paradec_jax.decode.machine.soft import SoftGiven
+from paradec_jax.decode.machine import (
+    Decoded,
+    DecoderBase,
+    Forward,
+    Network,
+    Prefix,
+    Reason,
+    RecordedDraws,
+    Request,
+    Rows,
+    SamplingKnobs,
+    SoftGiven,
+    make_request,
+    rollout,
+    run,
+    serve,
+    stream,
+    trace,
+)
 from paradec_jax.decode.masked.masked import Masked
 from paradec_jax.decode.masked.planned import Planned
 from paradec_jax.decode.masked.prophet import Prophet

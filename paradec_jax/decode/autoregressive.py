@@ -1,20 +1,17 @@
 """Autoregressive decoding: one token a network call, the baseline of causal decoders."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.machine import CachedState, DecoderBase, Prefix, RepetitionKnobs, Request
+from paradec_jax.decode.rules import write_after_read
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoRegressive(DecoderBase):
     """Feeds the newest token, samples the next one, and so on."""
 
-    Knobs: ClassVar[type] = RepetitionKnobs
+    Knobs = RepetitionKnobs
 
     def init(self, params: Any, request: Request, knobs: RepetitionKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""

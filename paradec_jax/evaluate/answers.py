@@ -15,11 +15,12 @@ from paradec_jax.decode import run
 from paradec_jax.evaluate.cases import Prompts
 from paradec_jax.evaluate.judge import judge_answers
 from paradec_jax.evaluate.timing import Advance, Case
+from paradec_jax.records import record
 from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Answers:
     """What a decoder wrote after N prompts.
 

@@ -10,7 +10,6 @@ draws whose times lie evenly, `(u + k / K) mod 1` with one u a row.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +20,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.request import key_of, seed_words
-from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.config import check_number
+from paradec_jax.decode.machine import key_of, seed_words
+from paradec_jax.decode.rules import log_probability, positions_of, without_mask
 from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
 from paradec_jax.noise import LOGLINEAR, hide
 from paradec_jax.store import Model
@@ -173,7 +171,7 @@ def bounds(
     return [Bound(m, e, s.count) for m, e, s in zip(means, errors.tolist(), spans, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@jax.jit(static_argnums=(0, 1, 2))
 def _score(
     network: Any,
     plan: tuple[int, int],
@@ -203,7 +201,7 @@ def _score(
         ids, uniforms, LOGLINEAR.mask_probability(t), mask, (at >= start) & (at < stop)
     )
     view = None if whole else jnp.broadcast_to((at < length)[:, None], (batch, size, size))
-    positions = jnp.broadcast_to(at, ids.shape)
+    positions = positions_of(ids)
     vectors = network.forward(params, noised, positions, mask=view).hidden
 
     def nll(vector: Array, target: Array) -> Array:
@@ -229,7 +227,7 @@ def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[i
     return filled
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jax.jit(static_argnums=(0, 1))
 def _best(
     network: Any,
     mask: int,
@@ -240,7 +238,7 @@ def _best(
     """The most probable token at each position of rows whose scored positions are hidden, and
     padding unseen.
     """
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    positions = positions_of(ids)
     length, start, stop = (ends[:, i, None] for i in range(3))
     hidden = jnp.where((positions >= start) & (positions < stop), mask, ids)
     view = jnp.broadcast_to((positions < length)[:, None], (*ids.shape, ids.shape[1]))

@@ -8,17 +8,17 @@ import numpy as np
 
 from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, keys_of, seed_words
 from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.timing import Case
 from paradec_jax.generate import BUCKET, bind, parameters, tokenizer_of
+from paradec_jax.records import record
 from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Source:
     """A row to be: a model with a tokenizer, the name that the table has for it, and the decoder
     that runs it.
@@ -29,7 +29,7 @@ class Source:
     setting: Setting
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Prompts:
     """Encoded prompts, all in one shape: tokens [N, P], lengths [N], one key each, budget of each."""
 
@@ -75,8 +75,6 @@ def prompts_of(
         budget.
     """
     tokenizer = tokenizer_of(model)
-    if not problems:
-        raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     most = model.network.max_length
     if budget is None:

@@ -1,6 +1,5 @@
 """Decoders side by side: their answers to the same problems, as rows of one table."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from paradec_jax import facts
 from paradec_jax.data.problems import Problem, exact_answers
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine import NETWORK_CALLS
 from paradec_jax.evaluate.answers import Answers, answer, batches, judged
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, prompts_of
 from paradec_jax.evaluate.fields import (
@@ -26,6 +25,7 @@ from paradec_jax.evaluate.fields import (
 from paradec_jax.evaluate.judge import check_judge
 from paradec_jax.evaluate.timing import Advance, Case, Speed, measure, planned_bytes
 from paradec_jax.generate import tokenizer_of
+from paradec_jax.records import record
 from paradec_jax.store import Model
 
 # Begins a stage of so many units; what it returns counts those that are done.
@@ -37,7 +37,7 @@ ROWS = 50  # problems decoded together when only their answers count
 TIMED = 5  # problems of the speed measurement, each in a call of its own
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Comparison:
     """What `compare` returns.
 
@@ -100,7 +100,12 @@ def compare(
     model = sources[base].model
     prompts = prompts_of(model, problems, seed, budget)
     if judge is not None:
-        _check_room(judge, prompts)
+        check_judge(judge)
+        if prompts.budget > judge.network.max_length:  # refused before minutes of decoding
+            raise ValueError(
+                f"the judge has {judge.network.max_length} positions, and an answer may have "
+                f"{prompts.budget} tokens"
+            )
     # Sources of one network share its prepared parameters, whatever heads they have beside it.
     models = {id(source.model.params): source.model for source in sources}
     params = {key: of.network.prepare(of.params) for key, of in models.items()}
@@ -137,16 +142,6 @@ def compare(
         table.append(row)
     calls = np.stack([one.counts[NETWORK_CALLS] for one in answers])
     return Comparison(table, texts, program, exact, calls, answers[base])
-
-
-def _check_room(judge: Model, prompts: Prompts) -> None:
-    """Refuses, before minutes of decoding, a model that is no judge or too short for answers."""
-    check_judge(judge)
-    if prompts.budget > judge.network.max_length:
-        raise ValueError(
-            f"the judge has {judge.network.max_length} positions, and an answer may have "
-            f"{prompts.budget} tokens"
-        )
 
 
 def _answers(cases: Sequence[Case], prompts: Prompts, rows: int, report: Report) -> list[Answers]:

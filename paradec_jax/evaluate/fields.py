@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
+from paradec_jax.decode.machine import NETWORK_CALLS, POSITIONS
 from paradec_jax.evaluate.answers import Answers
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio, speedup, wilson

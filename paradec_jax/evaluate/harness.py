@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paradec_jax.decode import DecoderBase
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.bound import DRAWS, is_exact, mask_of, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
 from paradec_jax.evaluate.until import generate_until, parse

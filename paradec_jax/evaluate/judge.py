@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
+from paradec_jax.evaluate.bound import is_exact
 from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import Span, continuation_span, log_likelihoods
 from paradec_jax.generate import tokenizer_of
@@ -38,7 +39,7 @@ def judge_answers(
 
 def check_judge(judge: Model) -> None:
     """Refuses a model that does not predict the next token. Raises ValueError."""
-    if judge.network.visibility != "causal" or judge.token_spec.alignment != "next":
+    if not is_exact(judge):
         raise ValueError(
             "a judge must be a model that predicts the next token from those before it"
         )

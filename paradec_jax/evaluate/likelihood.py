@@ -14,7 +14,6 @@ states.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,10 +23,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import key_of, seed_words
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import log_probability
+from paradec_jax.decode.machine import Prefix, key_of, seed_words
+from paradec_jax.decode.rules import Purpose, log_probability, positions_of, purpose_keys
 from paradec_jax.text.tokenizer import Tokenizer
 
 SHORTEST = 32  # positions of the smallest batch
@@ -164,13 +161,13 @@ def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np
     return ids, ends
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit(static_argnums=0)
 def _score(
     network: Any, params: Any, ids: Int[Array, "B T1"], words: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Log-probability of each id after the first, and whether it is the most probable one."""
     tokens, targets = ids[:, :-1], ids[:, 1:]
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    positions = positions_of(tokens)
     keys = jnp.broadcast_to(key_of(words), tokens.shape[:1])
     cache = network.init_cache(purpose_keys(keys, Purpose.STATE), tokens.shape[1])
     out = network.forward(params, tokens, positions, Prefix(cache, None))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.families import choose
 
 WAVE = "wavefront --momentum 0 --inner-recurrence"

@@ -1,6 +1,5 @@
 """How fast decoders are: several of them, timed in turns in one process, compilation kept apart."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +9,14 @@ import jax
 import numpy as np
 
 from paradec_jax.decode import Decoded, Request, run
-from paradec_jax.decode.machine.drive import checked, compiled_run
+from paradec_jax.decode.machine import checked, compiled_run
+from paradec_jax.records import record
 
 Advance = Callable[[int], None]
 Seconds = tuple[float, ...]  # of each request
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Case:
     """A bound decoder, the prepared parameters of its networks, and its knobs (None for the
     defaults).
@@ -27,7 +27,7 @@ class Case:
     knobs: Any = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Speed:
     """What one case took for all requests together.
 

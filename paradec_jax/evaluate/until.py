@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.generate import generate, tokenizer_of
 from paradec_jax.store import Model
 

@@ -9,7 +9,7 @@ All of them take the same arguments:
 
 `frozen` is read and not trained. `batch` is a dictionary of arrays, which may bring recorded draws
 (`recorded`). An argument out of range, or a token that the checkpoint lacks, is a ValueError when
-the objective is made.
+the objective is made, a chunk below 1 when it is traced.
 """
 
 from paradec_jax.losses.block_diffusion import BlockRules, block_diffusion_loss
@@ -27,26 +27,3 @@ from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.losses.residual import ResidualRules, residual_loss
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
-
-__all__ = [
-    "CLEAN_CONTEXT",
-    "MULTIBLOCK",
-    "WINDOWED",
-    "BlockRules",
-    "BoundRules",
-    "ConsistencyRules",
-    "DistillationRules",
-    "DraftRules",
-    "ResidualRules",
-    "block_diffusion_loss",
-    "cllm_loss",
-    "consistency_loss",
-    "draft_loss",
-    "exponential",
-    "masked_diffusion_loss",
-    "next_token_loss",
-    "poisson_lognormal",
-    "recurrent_loss",
-    "residual_loss",
-    "self_distillation_loss",
-]

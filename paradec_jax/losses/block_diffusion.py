@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged
-from paradec_jax.decode.machine.network import Network, Params, Prefix
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.config import Ranged, TokenSpec
+from paradec_jax.decode.machine import Network, Params, Prefix
+from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.nn import masks
 from paradec_jax.noise import BlockNoise, Hidden, first_of_each
@@ -74,7 +73,6 @@ def block_diffusion_loss(
       `hidden`, their share of the labelled ones.
     """
     mask, lengths = mask_of(spec), lengths_of(network, rules.blocks)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         tokens, labelled, hidden, layout = noised(batch, key, lengths, rules.noise, spec.alignment)

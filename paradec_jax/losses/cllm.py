@@ -16,9 +16,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.rules import positions_of
 from paradec_jax.losses.consistency import hidden_states, real_tokens, summed
 from paradec_jax.losses.cross_entropy import (
-    check_chunk,
     cross_entropy,
     in_chunks,
     scorer,
@@ -49,7 +49,6 @@ def cllm_loss(
     """
     if ar_weight < 0:
         raise ValueError(f"ar_weight must not be negative, not {ar_weight}")
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         if batch["noisy"].shape[1] != 1:
@@ -117,7 +116,7 @@ def read(network: Any, params: Any, tokens: Array, real: Array) -> Float[Array, 
     """
     seen = real.at[:, 2].set(True)
     flat, text, seen = (rearrange(x, "b copy s -> (b copy) s") for x in (tokens, real, seen))
-    positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
+    positions = positions_of(flat)
     mask = masks.causal(flat.shape[1]) & seen[:, None]
     hidden = hidden_states(network, params, flat, text, positions, mask)
     return rearrange(hidden, "(b copy) s d -> copy b s d", copy=3)

@@ -31,11 +31,9 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged, check_words
+from paradec_jax.config import Ranged, TokenSpec, check_words
 from paradec_jax.losses.cross_entropy import (
     Scorer,
-    check_chunk,
     cross_entropy,
     in_chunks,
     scorer,
@@ -214,7 +212,6 @@ def consistency_loss(
       ValueError: while tracing, an empty prompt axis or sequences beyond the network's
         `max_length`.
     """
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         pairs, block = counted_pairs(batch, spec, rules), batch["noisy"].shape[-1]

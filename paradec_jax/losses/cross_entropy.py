@@ -10,6 +10,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config import check_number
 from paradec_jax.nn.copies import with_copies
 from paradec_jax.nn.precision import at_least_float32
 
@@ -74,6 +75,8 @@ def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> A
     all at once.
     """
     size = arrays[0].shape[1]
+    if chunk is not None:
+        check_number("chunk", chunk)
     if chunk is None or chunk >= size:
         return score(*arrays)
     extra = -size % chunk
@@ -84,9 +87,3 @@ def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> A
 
     parts = lax.map(jax.checkpoint(lambda xs: score(*xs)), tuple(split(x) for x in arrays))
     return jax.tree.map(lambda x: rearrange(x, "n b k -> b (n k)")[:, :size], parts)
-
-
-def check_chunk(chunk: int | None) -> None:
-    """Refuses a chunk below 1. Raises ValueError."""
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.config import Ranged
+from paradec_jax.decode.machine import Prefix
+from paradec_jax.decode.rules import positions_of
 from paradec_jax.losses.cross_entropy import (
-    check_chunk,
     in_chunks,
     scorer,
     soft_cross_entropy,
@@ -52,10 +52,7 @@ class DraftRules(Ranged):
     anchors: int = 48
 
     BOUNDS = {"decay": (0, 1), "anchors": (1, 65536)}  # noqa: RUF012
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, target=("law", "token"))
+    WORDS = {"target": ("law", "token")}  # noqa: RUF012
 
 
 def draft_loss(
@@ -77,11 +74,6 @@ def draft_loss(
     Raises:
       ValueError: a network that sees what it would have to predict.
     """
-    if network.visibility != "causal":
-        raise ValueError(
-            f"draft_loss trains masks beside networks of visibility 'causal', not {network.visibility!r}"
-        )
-    check_chunk(chunk)
     count = drafter.count
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
@@ -149,7 +141,7 @@ def draw_anchors(
 def text_rows(network: Any, params: Any, tokens: Int[Array, "B T"]) -> tuple[Any, Array]:
     """A cache of the texts, and their hidden states [B, T, D]; neither has a gradient."""
     batch, width = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
+    positions = positions_of(tokens)
     out = network.forward(params, tokens, positions)
     empty = network.init_cache(jnp.zeros(batch), width)
     cache = network.write(empty, out.kv, jnp.zeros(batch, jnp.int32))

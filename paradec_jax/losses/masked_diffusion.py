@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.config import Ranged, TokenSpec, check_words
+from paradec_jax.decode.rules import positions_of, without_mask
+from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
 from paradec_jax.objective import Batch, Objective, Sums, weighted
@@ -84,7 +83,7 @@ def mask_of(spec: TokenSpec) -> int:
 
 def read(network: Any, params: Any, tokens: Array, dropout: Array | None = None) -> Array:
     """Hidden states [B, S, D] of whole canvases; with a key activations are dropped."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    positions = positions_of(tokens)
     options = {} if dropout is None else {"dropout": dropout}
     return network.forward(params, tokens, positions, **options).hidden
 
@@ -107,7 +106,6 @@ def masked_diffusion_loss(
       `hidden`, their share.
     """
     mask = mask_of(spec)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.decode.rules import positions_of
+from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.nn import masks
 from paradec_jax.objective import Batch, Objective, Sums, weighted
 
@@ -15,7 +15,7 @@ def packing(batch: Batch) -> tuple[Int[Array, "B T"], Bool[Array, "B T T"] | Non
     tokens = batch["tokens"]
     if "segments" in batch:
         return batch["positions"], masks.segments(batch["segments"])
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), None
+    return positions_of(tokens), None
 
 
 def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
@@ -34,7 +34,6 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
             f"next_token_loss trains networks of visibility 'causal', but this one's is {network.visibility!r}: "
             "it sees the token that it would be asked for"
         )
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         positions, mask = packing(batch)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.losses.next_token import packing
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.objective import Batch, Objective, Sums, drawn, weighted
@@ -121,7 +121,6 @@ def recurrent_loss(
       packed rows have `positions` and `segments` [B, T] too, and no segment sees another.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_recurrence, of_state = jax.random.split(key)

@@ -25,10 +25,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged, check_words
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.config import Ranged, TokenSpec
+from paradec_jax.decode.machine import Prefix
+from paradec_jax.decode.rules import without_mask
 from paradec_jax.losses.block_diffusion import (
     Streams,
     Texts,
@@ -38,7 +37,6 @@ from paradec_jax.losses.block_diffusion import (
     noised,
 )
 from paradec_jax.losses.cross_entropy import (
-    check_chunk,
     in_chunks,
     scorer,
     soft_cross_entropy,
@@ -48,6 +46,7 @@ from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, choose
 from paradec_jax.objective import Batch, Metrics, Objective, Sum, Sums, weighted
+from paradec_jax.records import record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +81,12 @@ class ResidualRules(Ranged):
     noise: BlockNoise = BlockNoise()  # noqa: RUF009
     blocks: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(
-            self,
-            normaliser=("selfnorm", "official", "mean"),
-            objective=("kl", "cross_entropy", "mse"),
-            layout=("doubled", "infer_matched"),
-            tokens=("truth", "own"),
-        )
+    WORDS = {  # noqa: RUF012
+        "normaliser": ("selfnorm", "official", "mean"),
+        "objective": ("kl", "cross_entropy", "mse"),
+        "layout": ("doubled", "infer_matched"),
+        "tokens": ("truth", "own"),
+    }
 
 
 MRP = ResidualRules()
@@ -116,7 +112,7 @@ class Steps(NamedTuple):
     taught: Float[Array, "K B T D"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Unrolling:
     """Algorithm 1 for a backbone, its head and the texts of a batch.
 
@@ -299,7 +295,6 @@ def residual_loss(
     """
     mask_of(spec)
     lengths = lengths_of(backbone, rules.blocks)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)

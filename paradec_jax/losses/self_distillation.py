@@ -26,16 +26,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import Ranged, check_words
+from paradec_jax.config import Ranged, TokenSpec, check_words
+from paradec_jax.decode.rules import gumbel, without_mask
 from paradec_jax.decode.rules.race import race, reverse_weights
-from paradec_jax.decode.rules.sampling import gumbel
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
+from paradec_jax.losses.cross_entropy import in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Batch, Objective, Sums, drawn, weighted
+from paradec_jax.records import record
 
 SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 
@@ -155,7 +154,6 @@ def self_distillation_loss(
       `hidden`, their share, `teacher_steps`, 1 / Δ, and `round`.
     """
     mask = mask_of(spec)
-    check_chunk(chunk)
 
     def sums(params: Any, frozen: dict[str, Any], batch: Batch, key: Array) -> Sums:
         of_noise, of_teacher, of_dropout = jax.random.split(key, 3)
@@ -196,7 +194,7 @@ def self_distillation_loss(
     return Objective(sums)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Teacher:
     """The teacher of a round.
 

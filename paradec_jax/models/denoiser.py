@@ -14,7 +14,7 @@ of the weights.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -147,8 +147,8 @@ class DenoiserNetwork(ModelNetwork):
     """
 
     config: MaskedDiffusionConfig
-    linen: ClassVar[Any] = Denoiser
-    table: ClassVar[Any] = axes.MASKED_DIFFUSION
+    linen = Denoiser
+    table = axes.MASKED_DIFFUSION
 
     def prepare(self, params: Any) -> Prepared:
         """As of other networks; and modulations at noise level zero are constants of the weights.

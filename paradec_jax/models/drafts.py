@@ -17,7 +17,7 @@ head on the token before: "Your LLM knows the future", arXiv 2507.11851.)
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,9 @@ class DraftNetwork(KVNetwork):
     """
 
     config: DraftConfig
-    table: ClassVar[Any] = axes.DRAFTS
+    table = axes.DRAFTS
+    visibility = "causal"  # rows of text and of masks
+    block = None
 
     @classmethod
     def shapes(cls, config: DraftConfig) -> dict[str, Any]:
@@ -103,15 +105,6 @@ class DraftNetwork(KVNetwork):
     def max_length(self) -> int:
         """Longest sequence the model was built for."""
         return self.base.max_length
-
-    @property
-    def visibility(self) -> str:
-        """Rows of text and masks are causal."""
-        return self.base.visibility
-
-    @property
-    def block(self) -> None:
-        """None: causal models have no blocks."""
 
     def forward(
         self,

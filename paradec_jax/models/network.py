@@ -1,7 +1,6 @@
 """What networks share as decoders and losses drive them: parameters, views, caches of layers."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -55,7 +54,7 @@ class ModelNetwork:
         whoever loads a model waits for it.
         """
         single = dataclasses.replace(config, **dict.fromkeys(cls.parts.values(), 1))
-        traced = _traced(cls.linen, single, bool(jax.config.read("jax_enable_x64")))
+        traced = _initial.eval_shape(cls.linen, single, jax.random.key(0))
         shapes = {
             name: shape
             for name, shape in traced.items()
@@ -68,7 +67,7 @@ class ModelNetwork:
     @classmethod
     def init_params(cls, config: Any, key: Array) -> dict[str, Any]:
         """Random parameters: biases 0, gains 1, matrices as `nn.blocks` draws them."""
-        return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+        return _initial(cls.linen, config, key)
 
     @property
     def module(self) -> Any:
@@ -185,11 +184,10 @@ class KVNetwork(ModelNetwork):
         return View(angles, mask, prefix.kv, seen, near)
 
 
-@functools.lru_cache
-def _traced(module: Any, config: Any, x64: bool) -> dict[str, Any]:
-    del x64  # on which float64 depends, so that shapes of one mode are not those of the other
-    init = module(config).init
-    return jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+@jax.jit(static_argnums=(0, 1))
+def _initial(module: Any, config: Any, key: Array) -> dict[str, Any]:
+    """Random parameters of a Linen module, traced once for a config."""
+    return module(config).init(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
 
 def _cast(params: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
@@ -217,13 +215,13 @@ def _cast(params: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
     return jax.tree.unflatten(tree, leaves)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit(static_argnums=1)
 def _astype(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
     """All of them in one program."""
     return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit(static_argnums=1)
 def _laid_out(embedding: Array, dtype: Any) -> Array:
     # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the
     # barrier keeps it from folding the transposition into the product.

@@ -17,12 +17,12 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn.cache import Layers
+from paradec_jax.records import pytree
 
 CACHE_MODES = ("shared", "full", "latest")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecurrentKV:
     """Keys and values of every layer, of a whole buffer (the cache) or of one window.
 
@@ -39,8 +39,7 @@ class RecurrentKV:
     depth: Int[Array, "..."]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecurrentCache:
     """Keys and values of a whole buffer, and the latent that each position starts from."""
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.config.bounds import check_number, check_words
+from paradec_jax.config import RecurrentDepthConfig, check_number, check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
 from paradec_jax.models.network import Inputs, KVNetwork
@@ -39,11 +38,11 @@ class RecurrentDepthNetwork(KVNetwork):
     cache: str = "shared"
     recurrence: Any = None
     slots: Any = None
-    linen: ClassVar[Any] = RecurrentDepth
-    table: ClassVar[Any] = axes.RECURRENT
+    linen = RecurrentDepth
+    table = axes.RECURRENT
     parts: ClassVar[Any] = {part: f"{part}_layers" for part in ("prelude", "core", "coda")}
     # Passes of the core, one after the other.
-    counters: ClassVar[tuple[str, ...]] = ("recurrences",)
+    counters = ("recurrences",)
 
     def __post_init__(self) -> None:
         check_words(self, cache=CACHE_MODES)

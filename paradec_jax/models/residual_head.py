@@ -15,7 +15,7 @@ the logits.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import chex
 import flax.linen as nn
@@ -83,9 +83,10 @@ class ResidualHeadNetwork(KVNetwork):
     """
 
     config: ResidualHeadConfig
-    linen: ClassVar[Any] = ResidualHead
-    table: ClassVar[Any] = axes.RESIDUAL_HEAD
-    counters: ClassVar[tuple[str, ...]] = ("head_calls",)  # which no other counter holds
+    linen = ResidualHead
+    table = axes.RESIDUAL_HEAD
+    vocab_size = 0  # embedding and output matrix are the backbone's
+    counters = ("head_calls",)  # which no other counter holds
 
     @classmethod
     def init_params(
@@ -119,11 +120,6 @@ class ResidualHeadNetwork(KVNetwork):
             if init == "zero_gain"
             else params
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """None of its own: embedding and output matrix are the backbone's."""
-        return 0
 
     def forward(
         self,

@@ -15,13 +15,12 @@ well, or all.
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config import TransformerConfig
-from paradec_jax.config.bounds import MOST
+from paradec_jax.config import MOST, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import Inputs, KVNetwork
 from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
@@ -82,8 +81,8 @@ class TransformerNetwork(KVNetwork):
     """The transformer as decoders and losses drive it, causal or block by block as its config says."""
 
     config: TransformerConfig
-    linen: ClassVar[Any] = Transformer
-    table: ClassVar[Any] = axes.TRANSFORMER
+    linen = Transformer
+    table = axes.TRANSFORMER
 
     @property
     def max_length(self) -> int:

@@ -39,7 +39,7 @@ def traced_once(
     layers of 576 x 1,536).
     """
 
-    @functools.partial(jax.jit, inline=True)
+    @jax.jit(inline=True)
     def turn(params: Any, x: Stream, one: Any) -> tuple[Stream, Any]:
         return call(functools.partial(block.apply, {"params": params}), x, one)
 

@@ -3,19 +3,18 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn import masks
 from paradec_jax.nn.rope import Rotation, rotation
+from paradec_jax.records import pytree, static
 
 Stream = Float[Array, "B W D"]  # the states of a window on their way through the blocks
 PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Rule:
     """A rule of `nn.masks` of which attention makes the rows that it is about to use.
 
@@ -27,7 +26,7 @@ class Rule:
       window: of "sliding".
     """
 
-    name: str = dataclasses.field(metadata={"static": True})
+    name: str = static()
     blocks: Int[Array, "B W"] | None = None
     window: int | Int[Array, ""] | None = None
 
@@ -54,8 +53,7 @@ FULL = Rule("full")
 RULES = {"causal": CAUSAL, "full": FULL}  # that need no positions
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class View:
     """All that a window of positions sees besides its own states.
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 
 KINDS = ("sample", "block", "count")
 REDRAWS = 10

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 
 Time = Float[Array, "*shape"]
 RULES = ("plain", "stratified", "systematic")  # of times

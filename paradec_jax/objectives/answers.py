@@ -4,7 +4,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +13,7 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
-from paradec_jax.decode.machine.request import keys_of, seed_words
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting, keys_of, seed_words
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.evaluate.timing import Case, planned_bytes
 from paradec_jax.generate import BUCKET
@@ -95,77 +93,66 @@ def batches(
         yield batch, prompts.request(np.resize(batch, fit))
 
 
-@dataclasses.dataclass(frozen=True)
-class Asking:
-    """How prompts of the data are answered, before a model learns from its answers.
+def collected(
+    job: Job,
+    model: Model,
+    objective: Any,
+    items: Callable[..., list[Generation]],
+    *,
+    part: str,
+    setting: Setting,
+    block: int,
+    seed: int,
+    window: int,
+) -> Trajectories:
+    """The answers of a model to prompts of the data, before one learns from them; a collection that
+    was stopped goes on with the prompts that it lacks.
 
-    Attributes:
-      name: name of the collection, in lines and errors.
-      folder: folder of its trajectories, beside which a file says that all are there.
+    Args:
+      job: the run.
+      model: the model.
+      objective: what has the options `problems` and `new_tokens`, as for `asked`, and `rows`,
+        prompts that are decoded together.
+      items: bound decoder, its parameters, request, knobs and ids of its rows -> generations.
+      part: folder of the trajectories, and of a file that says that all are there.
       setting: decoder and knobs.
       block: tokens of a block of the trajectories.
-      seed, problems, new_tokens, window: as for `asked`.
-      rows: prompts that are decoded together.
+      seed, window: as for `asked`.
+
+    Raises:
+      Stopped: the time of the call is over before all are there.
     """
+    place, model = job.folder / part, here(model)
+    done, folder = place / "collected", place / "trajectories"
 
-    name: str
-    folder: Path
-    setting: Setting
-    block: int
-    seed: int
-    problems: int | None
-    new_tokens: int
-    window: int
-    rows: int
-
-    def collected(
-        self, job: Job, model: Model, items: Callable[..., list[Generation]]
-    ) -> Trajectories:
-        """The answers of a model; a collection that was stopped goes on with the prompts that it
-        lacks.
-
-        Args:
-          job: the run.
-          model: the model.
-          items: bound decoder, its parameters, request, knobs and ids of its rows -> generations.
-
-        Raises:
-          Stopped: the time of the call is over before all are there.
-        """
-        done, model = self.folder.parent / "collected", here(model)
-
-        @hold(self.folder.parent)
-        def work() -> None:
-            if done.exists():  # nothing is added to what a training may have begun with
+    @hold(place)
+    def work() -> None:
+        if done.exists():  # nothing is added to what a training may have begun with
+            return
+        new_tokens = objective.new_tokens
+        settings = {
+            "examples": job.examples.digest,
+            "new_tokens": new_tokens,
+            "seed": seed,
+            "model": sum(checksums(model.params)),
+        }
+        claim(folder, block, settings)
+        ids, prompts = asked(job.examples, model, seed, objective.problems, new_tokens, window)
+        case = case_of(setting, model, prompts.size)
+        left = np.flatnonzero(~np.isin(ids, [*Trajectories(folder).decoded]))
+        for batch, request in batches(part, case, prompts, left, objective.rows):
+            if time.monotonic() > job.until:
+                say("the minutes are over before all answers are there: the same command goes on")
                 return
-            settings = {
-                "examples": job.examples.digest,
-                "new_tokens": self.new_tokens,
-                "seed": self.seed,
-                "model": sum(checksums(model.params)),
-            }
-            claim(self.folder, self.block, settings)
-            ids, prompts = asked(
-                job.examples, model, self.seed, self.problems, self.new_tokens, self.window
-            )
-            case = case_of(self.setting, model, prompts.size)
-            left = np.flatnonzero(~np.isin(ids, [*Trajectories(self.folder).decoded]))
-            for batch, request in batches(self.name, case, prompts, left, self.rows):
-                if time.monotonic() > job.until:
-                    say(
-                        "the minutes are over before all answers are there: "
-                        "the same command goes on"
-                    )
-                    return
-                of = ids[np.resize(batch, request.batch)].tolist()
-                found = items(case.decoder, case.params, request, case.knobs, of)
-                append(self.folder, found[: len(batch)])
-            atomic_write_text(done, "")
+            of = ids[np.resize(batch, request.batch)].tolist()
+            found = items(case.decoder, case.params, request, case.knobs, of)
+            append(folder, found[: len(batch)])
+        atomic_write_text(done, "")
 
-        by_first(self.name, work)
-        if not done.exists():
-            raise Stopped(0)
-        return Trajectories(self.folder)
+    by_first(part, work)
+    if not done.exists():
+        raise Stopped(0)
+    return Trajectories(folder)
 
 
 def answers(

@@ -27,13 +27,14 @@ from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import speed
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 from paradec_jax.text.chat import conversation
 
 BLOCK = 8  # tokens of a block where a causal model begins to write them
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Blocks(Training):
     """Trains a model to write blocks by denoising them; what the loss does not count, such as a
     prompt, stays clean.

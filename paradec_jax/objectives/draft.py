@@ -22,22 +22,22 @@ from paradec_jax import decode
 from paradec_jax.config import CausalConfig, DraftConfig
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.trajectories import Generation, Trajectories
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import RepetitionKnobs, Setting
 from paradec_jax.evaluate.cases import Prompts, case_of
 from paradec_jax.losses import DraftRules, draft_loss
 from paradec_jax.models.drafts import DraftNetwork
-from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, gain, here
+from paradec_jax.objectives.answers import MEASURED, answers, asked, collected, gain, here
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store.model import Drafter, Model
 
 PIECE = 16  # tokens of an answer that are stored together
 TIMED = 4  # held-out prompts whose answers are timed
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Draft(Training):
     """Trains masks, adapters and a sampler head that draft what a causal model will say.
 
@@ -62,7 +62,7 @@ class Draft(Training):
     rows: int = 32
     temperature: float = 0.0
     chunk: int | None = None
-    rules: Bare[DraftRules] = DraftRules()  # noqa: RUF009
+    rules: Bare[DraftRules] = DraftRules()
 
     families = ("causal",)
     without = ("packed", "lora", "layers", "blend")
@@ -93,20 +93,19 @@ class Draft(Training):
             return [*map(generation, of, prompts, decoded.completions())]
 
         greedy = self.temperature == 0
-        asking = Asking(
-            name="answers",
-            folder=job.folder / "answers" / "trajectories",
+        answered = collected(
+            job,
+            job.model,
+            self,
+            items,
+            part="answers",
             setting=Setting(
                 "", decode.AutoRegressive(greedy=greedy), RepetitionKnobs(self.temperature)
             ),
             block=PIECE,
             seed=job.run.seed,
-            problems=self.problems,
-            new_tokens=self.new_tokens,
             window=self.masks,
-            rows=self.rows,
         )
-        answered = asking.collected(job, job.model, items)
         return examples_of(answered, job.examples.digest, job.length)
 
     def held_out(self, job: Job, model: Model) -> Mapping[str, float]:

@@ -22,10 +22,11 @@ from paradec_jax.objective import Objective
 from paradec_jax.objectives.answers import here, speed
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store.model import Model, ResidualHead
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Head(Training):
     """Trains a residual head beside a model of block diffusion, which stays as it is.
 
@@ -42,7 +43,7 @@ class Head(Training):
     depth: int = 3
     init: Literal["zero_gain", "inherited", "normal_0.2", "ordinary"] = "zero_gain"
     chunk: int | None = 32
-    rules: Bare[ResidualRules] = ResidualRules(unroll=2)  # noqa: RUF009
+    rules: Bare[ResidualRules] = ResidualRules(unroll=2)
 
     families = ("block_diffusion",)
     without = ("lora", "blend")

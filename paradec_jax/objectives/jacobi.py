@@ -22,14 +22,15 @@ from paradec_jax.data.collect import collect
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.pairs import Selection, pair_batches, worth_training
 from paradec_jax.data.trajectories import Trajectories
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 from paradec_jax.losses import ConsistencyRules, cllm_loss, consistency_loss, next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.objectives.answers import MEASURED, Asking, answers, asked, ending, gain, here
+from paradec_jax.objectives.answers import MEASURED, answers, asked, collected, ending, gain, here
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 
 RULES = ConsistencyRules(
@@ -42,7 +43,7 @@ RULES = ConsistencyRules(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Jacobi(Training):
     """Makes a causal model faster under Jacobi decoding: it learns from its own greedy answers to
     the prompts.
@@ -108,18 +109,17 @@ class Jacobi(Training):
         def items(decoder: Any, params: Any, request: Any, knobs: Any, of: list[int]) -> Any:
             return collect(decoder, params, request, of)
 
-        asking = Asking(
-            name=f"round {which}",
-            folder=job.folder / f"round-{which}" / "trajectories",
+        return collected(
+            job,
+            model,
+            self,
+            items,
+            part=f"round-{which}",
             setting=Setting("", decode.Jacobi(block=block)),
             block=block,
             seed=job.run.seed + which,
-            problems=self.problems,
-            new_tokens=self.new_tokens,
             window=max(self.block),
-            rows=self.rows,
         )
-        return asking.collected(job, model, items)
 
     def data(
         self, job: Job, answered: Trajectories, indices: np.ndarray, seed: int
@@ -133,7 +133,7 @@ class Jacobi(Training):
             seed=seed,
             batch_tokens=job.run.batch_tokens - again,
             indices=indices,
-            selection=Selection(self.order, self.rules.window),
+            selection=Selection(order=self.order, window=self.rules.window),
             alone=self.cllm,
             multiple=job.multiple,
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from paradec_jax.config.bounds import Ranged
+from paradec_jax.config import Ranged
 from paradec_jax.data.batches import example_batches
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
@@ -22,6 +22,7 @@ from paradec_jax.objective import Objective
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.options import Run
 from paradec_jax.objectives.weights import Whole, joined, split
+from paradec_jax.records import choices, record
 from paradec_jax.sharding.batches import batch_on
 from paradec_jax.sharding.mesh import on
 from paradec_jax.store import Model
@@ -44,7 +45,7 @@ class Stopped(SystemExit):
     """A call that ended before its run: code 0, and the same command goes on."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Job:
     """A run that has begun.
 
@@ -192,7 +193,7 @@ class Job:
         return self.batches(self.measured, packed=False, seed=0, **options)
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Training(Ranged):
     """What `paradec train NAME` does; the fields of a subclass are the options of NAME.
 

@@ -1,6 +1,5 @@
 """Training of a denoiser on text, by the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524)."""
 
-import dataclasses
 from collections.abc import Mapping
 
 from paradec_jax.data.endless import Endless
@@ -10,10 +9,11 @@ from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Masked(Training):
     """Trains a denoiser on its data, read as one text: rows are windows of `--length` tokens from
     anywhere in it.
@@ -27,7 +27,7 @@ class Masked(Training):
     """
 
     chunk: int | None = 256
-    rules: Bare[BoundRules] = BoundRules()  # noqa: RUF009
+    rules: Bare[BoundRules] = BoundRules()
 
     families = ("masked_diffusion",)
     without = ("packed",)

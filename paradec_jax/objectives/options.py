@@ -1,6 +1,5 @@
 """Options that every objective has, and what is read off them alone."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -8,9 +7,10 @@ import jax
 import optax
 from tyro.conf import OmitArgPrefixes, arg
 
-from paradec_jax.config.bounds import Ranged, check_numbers
-from paradec_jax.decode.machine.request import key_of, seed_words
+from paradec_jax.config import Ranged, check_numbers
+from paradec_jax.decode.machine import key_of, seed_words
 from paradec_jax.families import matrix_axes
+from paradec_jax.records import choices
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.store import Model
 from paradec_jax.train import adamw, initialize, muon
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Bare = OmitArgPrefixes[Annotated[T, arg(name="")]]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Cluster:
     """Processes and their mesh; one device of one process unless something else is given or found.
 
@@ -60,7 +60,7 @@ class Cluster:
         return make_mesh(self.data, -1 if self.fsdp is None else self.fsdp, self.tensor)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@choices
 class Run(Ranged):
     """Options of a run, the same for every objective.
 

@@ -15,18 +15,19 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import MOST_RECURRENCES
+from paradec_jax.config import MOST_RECURRENCES
 from paradec_jax.decode import Static, Wavefront
 from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.answers import speed
 from paradec_jax.objectives.job import Job, Training
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Recurrent(Training):
     """Trains a recurrent-depth model at random depth: each update draws its number of recurrences.
 

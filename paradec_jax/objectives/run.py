@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from paradec_jax import store
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.data.jsonl import Examples, read_examples
 from paradec_jax.io import atomic_write_text, json_lines
 from paradec_jax.objectives.folder import by_first, claim, name_of

@@ -28,11 +28,12 @@ from paradec_jax.objectives.folder import by_first
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.masked import windows
 from paradec_jax.objectives.options import Bare
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 from paradec_jax.train import Evaluate, Rounds, TrainState, averaged
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Sdtt(Training):
     """Makes a denoiser need fewer steps: in each round it learns to do in one what it did in `jump`
     before.

@@ -1,15 +1,15 @@
 """Finetuning: the next token of what the loss counts, such as an assistant's turns."""
 
-import dataclasses
 from collections.abc import Mapping
 
 from paradec_jax.losses import next_token_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.objectives.job import Job, Training
+from paradec_jax.records import choices
 from paradec_jax.store import Model
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Sft(Training):
     """Finetunes a causal model on its data: the cross-entropy of the next token.
 

@@ -9,15 +9,3 @@ from paradec_jax.store.folder import (
     save,
 )
 from paradec_jax.store.model import Model, ResidualHead
-
-__all__ = [
-    "Model",
-    "ResidualHead",
-    "StoreError",
-    "digest_of",
-    "fingerprint",
-    "load",
-    "names_of",
-    "opened",
-    "save",
-]

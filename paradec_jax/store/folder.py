@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec, check_fits, check_words
 from paradec_jax.disk.folders import (
     ADAPTER_CONFIG,
     CHAT_TEMPLATE,
@@ -172,14 +170,11 @@ def load(
         drafter = stored.drafter
         if drafter is not None:
             config = dataclasses.replace(drafter.config, base=model.config)
+            params = drafter.params
             params = (
-                drafter.params
-                if mesh is None
-                else put(drafter.params, shardings(drafter.params, mesh))
+                jax.device_put(params) if mesh is None else put(params, shardings(params, mesh))
             )
-            drafter = dataclasses.replace(
-                drafter, config=config, params=jax.tree.map(jnp.asarray, params)
-            )
+            drafter = dataclasses.replace(drafter, config=config, params=params)
     if head is not None and (adapter is not None or model.config != stored.config):
         # The network has other numbers than in its folder, so another fingerprint.
         head = dataclasses.replace(head, backbone=None)

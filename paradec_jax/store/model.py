@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.config import DraftConfig, ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, as_arrays
+from paradec_jax.decode.machine import RepetitionKnobs, as_arrays
 from paradec_jax.families import network_of
+from paradec_jax.records import record
 from paradec_jax.text.tokenizer import Tokenizer
 
 PARAM_DTYPES = ("float32", "bfloat16")  # of parameters
@@ -43,7 +44,7 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return changed | {name: fields[name] for name in OTHERS if fields.get(name) not in (None, 0, 1)}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class ResidualHead:
     """A residual head and the network that it belongs to.
 
@@ -64,7 +65,7 @@ class ResidualHead:
         return network_of(self.config)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Drafter:
     """Masks, adapters of their rows and a sampler head, which draft what a model will say.
 
@@ -82,7 +83,7 @@ class Drafter:
         return network_of(self.config)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Model:
     """A network's shape, its parameters and the facts of its checkpoint.
 

@@ -18,7 +18,6 @@ from typing import Any
 from paradec_jax.text.template import MARKS, render
 from paradec_jax.text.template import check as check
 
-DEFAULT = "default"
 # Names of an assistant's thought.
 THOUGHTS = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}
 # stands for an assistant's words; its first character is in no text
@@ -30,35 +29,6 @@ TEXT = re.compile(
     r"(?s)(?!.*arguments['\"\])\s]*\|).*arguments['\"\])\s]*([+~]|-?\}\})"
     r"|(?>.*arguments)(?!['\"\]\s]*\[|.*(tojson|items))"
 )
-
-
-def named_templates(value: Any) -> dict[str, str]:
-    """The templates in the field `chat_template` of a tokenizer_config.json, by name.
-
-    Args:
-      value: one template, which is called "default"; a list of objects with `name` and `template`;
-        or None.
-
-    Raises:
-      ValueError: anything else, or two templates of one name.
-    """
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {DEFAULT: value}
-    templates: dict[str, str] = {}
-    for entry in value if isinstance(value, list) else [value]:
-        match entry:
-            case {"name": str(name)} if name in templates:
-                raise ValueError(f"chat_template holds two templates of the name {name!r}")
-            case {"name": str(name), "template": str(template)}:
-                templates[name] = template
-            case _:
-                raise ValueError(
-                    f"chat_template must be a text or a list of objects with name and template, "
-                    f"not {value!r:.200}"
-                )
-    return templates
 
 
 def special_tokens(model: Any) -> dict[str, str]:

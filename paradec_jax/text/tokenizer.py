@@ -4,18 +4,16 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
-from tokenizers import decoders, models, normalizers
 
 from paradec_jax.io import one_sentence, text_of
 
 FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
-LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
 # Tokens that byte fallback joins: one wrong byte spoils its neighbours.
 ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Texts that another one is put after to be split as it is inside a text: with one of them it does
@@ -231,38 +229,6 @@ def _added(before: str, text: str) -> str:
     while start < len(before) and text[start : start + 1] == BROKEN:
         start += 1
     return text[start:]
-
-
-def from_pieces(
-    ids: Mapping[str, int], scores: Mapping[str, float], unknown: str, blank: bool
-) -> tokenizers.Tokenizer:
-    """The library's form of a BPE of SentencePiece, in which bytes stand for what is no piece.
-
-    Args:
-      ids: id of every piece, those of bytes and special ones among them.
-      scores: of the pieces that are merged of two others, the best first.
-      unknown: the piece of what has no bytes.
-      blank: whether a blank is put before a text.
-
-    Raises:
-      ValueError: a piece that is longer than `LONGEST_PIECE`, or all together than `ALL_PIECES`.
-    """
-    sizes = [0, *map(len, scores)]
-    if max(sizes) > LONGEST_PIECE:
-        raise ValueError(f"a piece of {max(sizes)} characters is longer than {LONGEST_PIECE}")
-    if sum(sizes) > ALL_PIECES:
-        raise ValueError(
-            f"the list of pieces of {sum(sizes)} characters is longer than {ALL_PIECES}"
-        )
-    cuts = ((text[:i], text[i:]) for text in scores for i in range(1, len(text)))
-    pairs = [(a, b) for a, b in cuts if a in ids and b in ids]
-    pairs.sort(key=lambda pair: (-scores[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))
-    model = models.BPE(dict(ids), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    backend, first = tokenizers.Tokenizer(model), [normalizers.Prepend("▁")] * blank
-    backend.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
-    last = [decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * blank]
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])
-    return backend
 
 
 class GrowingText:

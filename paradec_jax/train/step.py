@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paradec_jax.objective import Metrics, Objective, Sum, Sums
+from paradec_jax.records import pytree, record
 from paradec_jax.sharding.batches import mesh_for
 from paradec_jax.sharding.layout import shardings, shardings_like
 from paradec_jax.sharding.mesh import on
@@ -27,8 +28,7 @@ Loss = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, Metrics]]
 Step = Callable[["TrainState", PyTree], tuple["TrainState", Metrics]]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TrainState:
     """State of a training run, a pytree.
 
@@ -189,7 +189,7 @@ class Rounds:
         return dataclasses.replace(state, **new)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class TrainStep:
     """The jitted update `step(state, batch) -> (state, metrics)`, which donates `state`.
 

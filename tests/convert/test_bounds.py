@@ -22,7 +22,8 @@ from torch_writer import Storage, Tensor, write_checkpoint
 import paradec_jax as pd
 from paradec_jax.cli import main
 from paradec_jax.convert import gguf as convert_gguf
-from paradec_jax.text.tokenizer import Tokenizer, from_pieces
+from paradec_jax.convert.gguf import from_pieces
+from paradec_jax.text.tokenizer import Tokenizer
 
 # A refusal takes well below a second of processor time, with imports a few: work that grows with a
 # size that lies takes minutes on any machine.

@@ -16,13 +16,14 @@ DECODERS = [
     *(path for folder in OUTSIDE for path in (ROOT / "experiments" / folder).glob("*.py")),
 ]
 FILES = sorted({*(ROOT / "paradec_jax").rglob("*.py"), *DECODERS})
+KINDS = ("dataclass", "pytree", "choices", "record")  # of `paradec_jax.records` the last three
 CHECKS = ("__post_init__", "check", "to_dict")  # what they read of their own class is no use of it
 
 
 def dataclasses_in(tree: ast.Module) -> Iterator[ast.ClassDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(
-            "dataclass" in ast.unparse(d) for d in node.decorator_list
+            any(kind in ast.unparse(d) for kind in KINDS) for d in node.decorator_list
         ):
             yield node
 

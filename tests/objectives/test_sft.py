@@ -123,7 +123,7 @@ def test_jacobi_from_messages(source, tmp_path, options, capsys):
         last["examples"] == 50 and last["after"]["nats a token"] != last["before"]["nats a token"]
     )
     out = capsys.readouterr().out
-    assert "round 0: 4 rows together, of 4 asked, take " in out and " GB at most, 0 of " in out
+    assert "round-0: 4 rows together, of 4 asked, take " in out and " GB at most, 0 of " in out
     assert out.count("held out, Jacobi: ") == 4
     assert (
         pd.load(tmp_path / "model").decoder

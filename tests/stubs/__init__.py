@@ -1,7 +1,5 @@
 """Networks with known answers, and tiny models, for tests of decoders."""
 
-# ruff: noqa: F401
-
 from stubs.base import Spoilt
 from stubs.causal import StubCausal
 from stubs.denoiser import StubDenoiser

@@ -2,21 +2,17 @@
 over a few calls.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.canvas import BlockCanvas, BlockDecoder, BlockRead, Choice, DenoisingKnobs
+from paradec_jax.decode.machine import Request
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Denoised:
     """What a call did to a block of each row.
 
@@ -55,7 +51,7 @@ class Denoised:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class BlockDenoising(BlockDecoder):
     """Denoises one block of B positions after the other; a call reveals what the rule says (see
     `canvas.choose`).
@@ -94,9 +90,8 @@ class BlockDenoising(BlockDecoder):
       top_p_rule: SDAR's, unless told otherwise.
     """
 
-    _: dataclasses.KW_ONLY
     rule: str = "dynamic"
-    Knobs: ClassVar[type] = DenoisingKnobs
+    Knobs = DenoisingKnobs
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.block.head import HeadCanvas
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.canvas import Choice
+from paradec_jax.decode.rules import window
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Candidates:
     """States C_1 .. C_K of each row's open block: the canvas, then each with one draft more.
 
@@ -38,8 +38,7 @@ class Candidates:
     complete: Bool[Array, "B K"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedCanvas(HeadCanvas):
     """A canvas of blocks, and guesses of the next steps in the open one.
 

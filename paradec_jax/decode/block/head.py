@@ -15,29 +15,33 @@ comes from the block before it, which no reveal changes.
 """
 
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import fresh
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
-from paradec_jax.decode.machine.network import CachedNetwork, Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.canvas import BlockCanvas, BlockDecoder, BlockRead, Choice, DenoisingKnobs
+from paradec_jax.decode.machine import (
+    COUNT,
+    NOT_NEGATIVE,
+    UNLIMITED,
+    CachedNetwork,
+    Number,
+    Prefix,
+    Request,
+    Whole,
+    knob,
+    on_smallest,
+)
+from paradec_jax.decode.rules import Purpose, purpose_keys, window
+from paradec_jax.records import choices, pytree
 
 ZERO = "zero"
 AnyHead = TypeVar("AnyHead", bound="HeadCanvas")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class HeadKnobs(DenoisingKnobs):
     """Denoising, and when the head is asked.
 
@@ -61,8 +65,7 @@ class HeadKnobs(DenoisingKnobs):
         return choice.only(least >= (0.0 if self.head_threshold is None else self.head_threshold))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class HeadCanvas(BlockCanvas):
     """A canvas of blocks, and the head's cache of those that are complete.
 
@@ -79,13 +82,12 @@ class HeadCanvas(BlockCanvas):
         return window(self.rows.tokens, self.cached, self.block)
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class HeadDecoder(BlockDecoder):
     """A block decoder with a residual head, "zero" where none runs; an abstract base."""
 
-    _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
-    further_networks: ClassVar[tuple[str, ...]] = ("head",)
+    further_networks = ("head",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,13 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockCanvas, BlockRead, read_states
-from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import unless_idle
-from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
-from paradec_jax.decode.rules.windows import last_of, window
+from paradec_jax.decode.canvas import AnyBlocks, BlockCanvas, BlockRead, Canvas, read_states
+from paradec_jax.decode.machine import Prefix, Reading, Request, Windows, forward_tree, unless_idle
+from paradec_jax.decode.rules import last_of, window
 from paradec_jax.nn import masks
 
 

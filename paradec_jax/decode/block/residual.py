@@ -3,12 +3,12 @@ scores, so that more is revealed.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import (
     ZERO,
@@ -19,14 +19,15 @@ from paradec_jax.decode.block.head import (
     fresh_with_head,
 )
 from paradec_jax.decode.block.reading import read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockRead
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.canvas import BlockRead
+from paradec_jax.decode.machine import Request
+from paradec_jax.records import choices
 
 HEAD_RULES = ("static", "dynamic")
 MIXES = ("sum", "none")
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Residual(HeadDecoder):
     """Denoises block after block; after each call a head corrects its scores K times, and more is
     revealed each time.
@@ -58,12 +59,11 @@ class Residual(HeadDecoder):
         a base were trained (direct modelling).
     """
 
-    _: dataclasses.KW_ONLY
     head_steps: int = 1
     rule: str = "dynamic"
     head_rule: str = "static"
     mix: str = "sum"
-    Knobs: ClassVar[type] = HeadKnobs
+    Knobs = HeadKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ one call on the final draft position by position, which is not.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,13 @@ from jaxtyping import Array, Bool, Int
 from paradec_jax.decode.block.drafts import Candidates, DraftedCanvas, merged
 from paradec_jax.decode.block.head import HeadDecoder, HeadKnobs, ask_head, fresh_with_head
 from paradec_jax.decode.block.reading import read_prompt
-from paradec_jax.decode.canvas.blocks import BlockRead, read_states
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.tree import TreeCall
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import entry_of
+from paradec_jax.decode.canvas import BlockRead, Choice, read_states
+from paradec_jax.decode.machine import Request, TreeCall
+from paradec_jax.decode.rules import entry_of, select
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Verified:
     """What a call made of a block's candidates and of the block after it.
 
@@ -55,7 +52,7 @@ class Verified:
     follows: Bool[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class ResidualSpeculative(HeadDecoder):
     """Writes what `BlockDenoising` of the same rule writes, in fewer calls where the head is right.
 
@@ -83,11 +80,10 @@ class ResidualSpeculative(HeadDecoder):
         is accepted.
     """
 
-    _: dataclasses.KW_ONLY
     candidates: int = 3
     rule: str = "dynamic"
     ride: bool = True
-    Knobs: ClassVar[type] = HeadKnobs
+    Knobs = HeadKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

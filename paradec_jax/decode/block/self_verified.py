@@ -10,29 +10,39 @@ block length one. It needs no training.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.reading import ask_verifier, fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, threshold_at
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, Number, Whole, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import score, select, speculate
-from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
-from paradec_jax.decode.rules.sampling import distribution, draw
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import where_rows
+from paradec_jax.decode.canvas import (
+    BlockCanvas,
+    BlockDecoder,
+    BlockRead,
+    Choice,
+    DenoisingKnobs,
+    threshold_at,
+)
+from paradec_jax.decode.machine import COUNT, NOT_NEGATIVE, Number, Request, Whole, knob
+from paradec_jax.decode.rules import (
+    Purpose,
+    distribution,
+    draw,
+    fold,
+    score,
+    select,
+    speculate,
+    uniform_at,
+    where_rows,
+    without_mask,
+)
+from paradec_jax.records import choices, pytree
 
 BY_SCORE = ("route", ("score",))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SelfVerifiedKnobs(DenoisingKnobs):
     """Of `BlockDenoising`, how strict the verifier is, and when it is asked.
 
@@ -58,8 +68,7 @@ class SelfVerifiedKnobs(DenoisingKnobs):
     decline: Number | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=BY_SCORE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SelfVerifiedCanvas(BlockCanvas):
     """A canvas of blocks, and whether each row's last step was verified, [B]."""
 
@@ -71,8 +80,7 @@ class SelfVerifiedCanvas(BlockCanvas):
         return cls(**vars(canvas), verified=jnp.zeros_like(canvas.cached, bool))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Judged:
     """What a round did to a block of each row.
 
@@ -103,7 +111,7 @@ class Judged:
     choice: Choice
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SelfVerified(BlockDecoder):
     """Drafts a block in one call and, where that is thought to pay, verifies its first run of masks
     in another one.
@@ -124,12 +132,11 @@ class SelfVerified(BlockDecoder):
         of longer blocks was not trained for that.
     """
 
-    _: dataclasses.KW_ONLY
     route: str = "span"
     extras: bool = False
     causal: bool = False
-    rule: ClassVar[str] = "dynamic"
-    Knobs: ClassVar[type] = SelfVerifiedKnobs
+    rule = "dynamic"
+    Knobs = SelfVerifiedKnobs
     WORDS = {**BlockDecoder.WORDS, "route": ("span", "score")}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SelfVerifiedKnobs) -> SelfVerifiedCanvas:

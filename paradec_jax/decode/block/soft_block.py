@@ -27,7 +27,7 @@ after the reveal, so a higher threshold is only felt up to it.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,21 +36,31 @@ from jaxtyping import Array, Float
 
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.reading import fresh, read_block, read_prompt
-from paradec_jax.decode.canvas.blocks import BlockCanvas, BlockRead
-from paradec_jax.decode.canvas.choose import BlockDecoder, DenoisingKnobs, quota, threshold_at
-from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.soft import given_offsets
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import put, window, write_after_read
+from paradec_jax.decode.canvas import (
+    BlockCanvas,
+    BlockDecoder,
+    BlockRead,
+    DenoisingKnobs,
+    quota,
+    threshold_at,
+)
+from paradec_jax.decode.machine import POSITIVE, Number, Request, given_offsets, knob
+from paradec_jax.decode.rules import (
+    RELAXATIONS,
+    noisy,
+    put,
+    relaxed,
+    select,
+    window,
+    without_mask,
+    write_after_read,
+)
+from paradec_jax.records import choices, pytree
 
 LEAST = 1e-6  # doubt below this is as good as none
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftBlockKnobs(DenoisingKnobs):
     """Of `BlockDenoising`, and how soft its decisions are.
 
@@ -63,8 +73,7 @@ class SoftBlockKnobs(DenoisingKnobs):
     gate_temperature: Number = knob(0.5, POSITIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftBlockCanvas(BlockCanvas):
     """A canvas of blocks, and what is soft about its tokens.
 
@@ -77,8 +86,7 @@ class SoftBlockCanvas(BlockCanvas):
     survival: Float[Array, "B S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftDenoised(Denoised):
     """What a call did, and the soft side of it, zero where no mask was read.
 
@@ -91,7 +99,7 @@ class SoftDenoised(Denoised):
     leaving: Float[Array, "B W"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SoftBlock(BlockDecoder):
     """`BlockDenoising` whose tokens and reveals carry gradients through `rollout`.
 
@@ -108,11 +116,10 @@ class SoftBlock(BlockDecoder):
         (a mixture).
     """
 
-    _: dataclasses.KW_ONLY
     rule: str = "dynamic"
     relaxation: str = "straight_through"
-    Knobs: ClassVar[type] = SoftBlockKnobs
-    rules: ClassVar[tuple[str, ...]] = ("dynamic", "threshold")
+    Knobs = SoftBlockKnobs
+    rules = ("dynamic", "threshold")
     WORDS = {**BlockDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:

@@ -17,20 +17,18 @@ import dataclasses
 import functools
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.decode.canvas.canvas import Canvas, Choice
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.tree import Reading, TreeCall, Windows, forward_tree
-from paradec_jax.decode.rules.windows import where_rows, window, write_after_read
+from paradec_jax.decode.machine import Prefix, Reading, TreeCall, Windows, forward_tree
+from paradec_jax.decode.rules import where_rows, window, write_after_read
+from paradec_jax.records import pytree, static
 
 AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class BlockRead:
     """What a call read of each row: a block to be stored, the open block after it, or both.
 
@@ -50,11 +48,10 @@ class BlockRead:
     kv: Any
     reads: Bool[Array, "B"]
     stored: Bool[Array, "B"]
-    prompt: bool = dataclasses.field(default=False, metadata={"static": True})
+    prompt: bool = static(default=False)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class BlockCanvas(Canvas):
     """A canvas of blocks, and the cache of those that are complete.
 

@@ -21,19 +21,17 @@ row's prompt, which is one block or, as if it had been padded on the left, sever
 import dataclasses
 from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.network import Counts
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules.windows import put, shift, window
+from paradec_jax.decode.machine import Counts, Rows
+from paradec_jax.decode.rules import put, shift, window
+from paradec_jax.records import pytree, static
 
 AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Choice:
     """What a step does to a window.
 
@@ -54,8 +52,7 @@ class Choice:
         return dataclasses.replace(self, where=self.where & rows[:, None])
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Canvas:
     """The state of decoders of canvases, or its base: streaming, stop strings and the queue read
     `rows`, as everywhere.
@@ -71,9 +68,9 @@ class Canvas:
 
     rows: Rows
     shown: Bool[Array, "B S"]
-    block: int = dataclasses.field(metadata={"static": True})
-    origin: str = dataclasses.field(metadata={"static": True})
-    whole: bool = dataclasses.field(metadata={"static": True})
+    block: int = static()
+    origin: str = static()
+    whole: bool = static()
 
     @classmethod
     def of(

@@ -17,22 +17,21 @@ Ties go to the lower position.
 """
 
 import abc
-import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 from paradec_jax.decode.canvas.blocks import AnyBlocks, BlockRead
 from paradec_jax.decode.canvas.canvas import Choice
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import (
+from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    DecoderBase,
     Number,
+    Rows,
     SamplingKnobs,
     Scheduled,
     Whole,
@@ -40,10 +39,8 @@ from paradec_jax.decode.machine.knobs import (
     check_range,
     knob,
 )
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.randomness import Purpose, uniform_at
-from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules import Purpose, reveal, score, select, uniform_at, without_mask
+from paradec_jax.records import choices, pytree
 
 QUOTAS = ("static", "dynamic", "sequential", "random")
 TAKEN_FROM = {
@@ -55,8 +52,7 @@ RULES = tuple(TAKEN_FROM)
 THRESHOLD, GAMMA, FACTOR = 0.9, 0.35, 1.0  # where the knob is not set
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DenoisingKnobs(SamplingKnobs):
     """Sampling, and how much a step reveals.
 
@@ -91,13 +87,13 @@ def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
     return bound if bound.ndim == 0 else bound[:, None]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class RuledDecoder(DecoderBase):
     """A decoder that reveals positions of blocks by a rule; an abstract base without fields."""
 
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    visibilities = ("block",)
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
+    any_order = True
 
     @property
     @abc.abstractmethod
@@ -207,17 +203,16 @@ class RuledDecoder(DecoderBase):
         return state.store(self.network, call, choice.tokens), logits, choice
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class BlockDecoder(RuledDecoder):
     """What decoders of blocks share; `BlockDenoising` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     length: int | None = None
     confidence: str | None = None
     fuse_store: bool = True
     fuse_prompt: bool = True
     top_p_rule: str = "keep-renormalised"
-    rules: ClassVar[tuple[str, ...]] = RULES
+    rules = RULES
 
     def __post_init__(self) -> None:
         super().__post_init__()

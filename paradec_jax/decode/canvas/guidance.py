@@ -9,7 +9,6 @@ with the vocabulary is made once. Both readings are one call of twice as many ro
 an axis for the two, [B, 2, ...].
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -18,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Guided:
     """A network that reads every window twice.
 

@@ -17,9 +17,8 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.decode.canvas.blocks import BlockCanvas
 from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.windows import pad_slots, where_rows, window
+from paradec_jax.decode.machine import Forward, Prefix, on_smallest
+from paradec_jax.decode.rules import pad_slots, where_rows, window
 
 AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)

@@ -26,7 +26,7 @@ A step that reveals nothing calls nothing. Ties go to the lower position.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,7 @@ from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.sampling import TINY
 from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices, pytree
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -72,8 +73,7 @@ COUNTED = ("static", "rounded", "grid", "capped")
 RULES = (*COUNTED, "threshold", "factor", "entropy", "bound")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CanvasKnobs(DenoisingKnobs):
     """Sampling, and how much a call reveals.
 
@@ -101,8 +101,7 @@ class CanvasKnobs(DenoisingKnobs):
     guidance: Number | None = knob(None, NOT_NEGATIVE, unset=1.0, needs=("guided", (True,)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecordedOrders(RecordedDraws):
     """Recorded numbers in the place of those that order positions, [B, T, S]: of call t, where
     orders are random, the score itself; else uniform numbers. Calls beyond T see those of the last.
@@ -115,8 +114,7 @@ class RecordedOrders(RecordedDraws):
 AnyState = TypeVar("AnyState", bound="CanvasState")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CanvasState(BlockCanvas):
     """A canvas whose open block, at `cached`, holds the row's first mask.
 
@@ -139,8 +137,7 @@ class CanvasState(BlockCanvas):
         return dataclasses.replace(moved, todo=jnp.where(opens, masks, self.todo)), opens
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Weighed:
     """What a call says about a window; zero where nobody asked.
 
@@ -157,8 +154,7 @@ class Weighed:
     more: Any = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Filled:
     """What a call did to a window of each row's canvas.
 
@@ -176,13 +172,12 @@ class Filled:
     hidden: Float[Array, "B W D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class CanvasDecoder(DecoderBase):
     """What decoders of a canvas in which every position sees all share; `SemiAutoregressive` says
     what the fields mean.
     """
 
-    _: dataclasses.KW_ONLY
     length: int | None = 32
     rule: str = "threshold"
     order: str = "confidence"
@@ -190,17 +185,13 @@ class CanvasDecoder(DecoderBase):
     stops_last: bool = False
     guided: bool = False
     chunk: int = 64
-    Knobs: ClassVar[type] = CanvasKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    Knobs = CanvasKnobs
+    visibilities = ("full",)
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
+    any_order = True
+    needs_cache = False
     BOUNDS = {**DecoderBase.BOUNDS, "length": (1, MOST)}  # noqa: RUF012  as long as the canvas at most
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {
-        **DecoderBase.WORDS,
-        "rule": RULES,
-        "order": ORDERS,
-    }
+    WORDS = {**DecoderBase.WORDS, "rule": RULES, "order": ORDERS}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,7 +212,7 @@ class CanvasDecoder(DecoderBase):
     @property
     def reader(self) -> Any:
         """The network, or both of its readings."""
-        return Guided(self.network, self.mask) if self.guided else self.network
+        return Guided(network=self.network, mask=self.mask) if self.guided else self.network
 
     def blank(self, request: Request, knobs: Any, room: int, cached: bool = False) -> CanvasState:
         """Masks everywhere but at given tokens, with room for a window of so many positions."""

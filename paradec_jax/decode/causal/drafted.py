@@ -9,29 +9,34 @@
 Rows of text pass no adapter, so every prediction is the model's own.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.config import MOST, check_number
 from paradec_jax.decode.causal.guesses import Guesses, by_ratio, propose, windows_of
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SHARE, Number, RepetitionKnobs, knob
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.tree import Reading, TreeCall, forward_tree
-from paradec_jax.decode.machine.verify import accept
-from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import entry_of, write_after_read
+from paradec_jax.decode.machine import (
+    SHARE,
+    CachedState,
+    DecoderBase,
+    Number,
+    Prefix,
+    Reading,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    TreeCall,
+    accept,
+    forward_tree,
+    knob,
+)
+from paradec_jax.decode.rules import earlier, entry_of, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedKnobs(RepetitionKnobs):
     """Sampling, and which drafts are fed.
 
@@ -43,16 +48,14 @@ class DraftedKnobs(RepetitionKnobs):
     draft_threshold: Number | None = knob(None, SHARE, unset=0.0)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and the drafts of those to come."""
 
     guesses: Guesses
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DraftedInfo:
     """Drafts that a call was fed, those that it accepted, and tokens committed, [B] each."""
 
@@ -61,7 +64,7 @@ class DraftedInfo:
     committed: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Drafted(DecoderBase):
     """Verifies K drafts a call and commits those that are accepted, and one token more.
 
@@ -83,14 +86,13 @@ class Drafted(DecoderBase):
         sampler head knows the token before it.
     """
 
-    _: dataclasses.KW_ONLY
     drafter: Any = None
     masks: int | None = None
     places: int | None = None
     acceptance: str = "equal"
     candidates: int = 32
-    Knobs: ClassVar[type] = DraftedKnobs
-    further_networks: ClassVar[tuple[str, ...]] = ("drafter",)
+    Knobs = DraftedKnobs
+    further_networks = ("drafter",)
     WORDS = {**DecoderBase.WORDS, "acceptance": ("equal", "ratio")}  # noqa: RUF012
 
     def __post_init__(self) -> None:
@@ -120,11 +122,10 @@ class Drafted(DecoderBase):
         masks = jnp.broadcast_to(self.mask_ids, (request.batch, self.count))
         rows, cache, out = self.prefill_ahead(params, request, masks, 1 + self.count, self.drafter)
         rows = rows.spend(out.counts, request.lengths + self.count)
-        logits = self.network.logits(params["network"], out.hidden)
-        token = self.sample(logits[:, :1], rows.length[:, None], rows, knobs)
-        rows = rows.commit(token, jnp.ones_like(rows.length), self.scores(logits[:, :1], token))
-        ids = self.best(logits[:, 1:])
-        guesses = propose(self, params, rows, out.hidden[:, 1:], ids, True, knobs)
+        rows, _ = self.commit_next(params["network"], rows, out.hidden[:, :1], knobs)
+        hidden = out.hidden[:, 1:]
+        ids = self.best(self.network.logits(params["network"], hidden))
+        guesses = propose(self, params, rows, hidden, ids, True, knobs)
         return DraftedState(rows, cache, guesses)
 
     def step(

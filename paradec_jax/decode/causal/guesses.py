@@ -10,7 +10,6 @@ x is the newest token. Masks after each place are a comb: whatever is accepted, 
 seen the text that stays. Masks after one place alone are a line.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -18,24 +17,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.tree import Windows
-from paradec_jax.decode.machine.verify import accept_by_ratio
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold, uniform_at
-from paradec_jax.decode.rules.sampling import (
+from paradec_jax.decode.machine import Rows, Windows, accept_by_ratio
+from paradec_jax.decode.rules import (
+    Purpose,
     distribution,
     earlier,
     filtered_probabilities,
+    fold,
     gumbel,
     is_hot,
+    pad_slots,
     penalised,
+    select,
+    uniform_at,
 )
-from paradec_jax.decode.rules.windows import pad_slots
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Guesses:
     """Drafts of the tokens after the committed ones.
 

@@ -18,27 +18,28 @@ With several blocks, drafts reach beyond the block that is verified (Jacobi Forc
                    real-active     pseudo        ^ window_end
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import MOST, check_number
+from paradec_jax.config import MOST, check_number
 from paradec_jax.decode.causal.recycling import EMPTY, recycle
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SHARE, RepetitionKnobs, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine import (
+    SHARE,
+    CachedState,
+    DecoderBase,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    knob,
+)
 from paradec_jax.decode.machine.verify import counted, verify
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, uniform
-from paradec_jax.decode.rules.windows import shift, window
+from paradec_jax.decode.rules import Purpose, select, shift, uniform, window
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiKnobs(RepetitionKnobs):
     """Sampling, and when a block is spawned.
 
@@ -51,8 +52,7 @@ class JacobiKnobs(RepetitionKnobs):
     spawn: Float[Array, ""] | float | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to
     come.
@@ -71,8 +71,7 @@ class JacobiState(CachedState):
     uniforms: Float[Array, "B S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class JacobiInfo:
     """The winning candidate of a call (0 for the draft), its m tokens that agree, and tokens
     committed, [B] each.
@@ -83,7 +82,7 @@ class JacobiInfo:
     committed: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Jacobi(DecoderBase):
     """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the
     token after them.
@@ -110,7 +109,6 @@ class Jacobi(DecoderBase):
       prefill_recurrence: r of the prompt and of the first draft after it; that of a call when None.
     """
 
-    _: dataclasses.KW_ONLY
     block: int = 16
     blocks: int = 1
     running: bool = False
@@ -118,7 +116,7 @@ class Jacobi(DecoderBase):
     candidates: int | None = None
     recurrence: int | None = None
     prefill_recurrence: int | None = None
-    Knobs: ClassVar[type] = JacobiKnobs
+    Knobs = JacobiKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

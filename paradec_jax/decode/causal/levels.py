@@ -9,17 +9,14 @@ column, until N - 1 levels have W columns; from then on levels move up (N = 4, W
                                      c c            d d
 """
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.nn import masks
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Levels:
     """The window of each row; what lies beyond its levels and columns is meaningless.
 

@@ -12,30 +12,34 @@ all of them and verifies up to G n-grams that begin with the newest token. Slots
 Down each column, (t b0 c0 d0), (a1 b1 c1 d1), .. are the n-grams of the call, N = 4.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.decode.causal.levels import Levels
 from paradec_jax.decode.causal.ngrams import NGrams
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, SamplingKnobs
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.request import RecordedDraws, Request
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.machine.verify import accept, counted
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import earlier
-from paradec_jax.decode.rules.windows import entry_of, window, write_after_read
+from paradec_jax.decode.machine import (
+    CachedState,
+    DecoderBase,
+    Forward,
+    Prefix,
+    RecordedDraws,
+    RepetitionKnobs,
+    Request,
+    Rows,
+    SamplingKnobs,
+    accept,
+    counted,
+)
+from paradec_jax.decode.rules import Purpose, earlier, entry_of, fold, window, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecordedLookahead(RecordedDraws):
     """Recorded draws, `window` among them: level 0 without its first token, for all rows, [W + N -
     3].
@@ -44,8 +48,7 @@ class RecordedLookahead(RecordedDraws):
     window: Int[Array, " ahead"] | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LookaheadState(CachedState):
     """Rows, a cache of all committed tokens but the newest, window and pool.
 
@@ -72,8 +75,7 @@ class LookaheadState(CachedState):
         return counted(self.levels.tokens[:, 0, 1:], self.levels.width - 1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LookaheadInfo:
     """What one call saw and did.
 
@@ -92,7 +94,7 @@ class LookaheadInfo:
     accepted: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Lookahead(DecoderBase):
     """Verifies n-grams that its own Jacobi iterations have found; each call commits 1 to N - 1
     tokens.
@@ -114,12 +116,11 @@ class Lookahead(DecoderBase):
       pool_from_prompt: whether n-grams of the prompt and of the committed text are kept as well.
     """
 
-    _: dataclasses.KW_ONLY
     level: int = 5
     window: int = 7
     guesses: int = 7
     pool_from_prompt: bool = False
-    Knobs: ClassVar[type] = RepetitionKnobs
+    Knobs = RepetitionKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,20 +5,18 @@ used entry when it is full holds the distinct ones of the latest uses; so any nu
 is done at once.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.rules.windows import entry_of, pad_slots, window
+from paradec_jax.decode.rules import entry_of, pad_slots, window
+from paradec_jax.records import pytree
 
 CHUNK = 64  # tokens of a prompt that are read at once: work grows with their square
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NGrams:
     """The pool of each row, n-grams of n = m + 1 tokens.
 

@@ -1,22 +1,18 @@
 """Prompt lookup: drafts are copied from where the row's newest tokens stood before."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.config.bounds import check_number
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.config import check_number
+from paradec_jax.decode.machine import CachedState, DecoderBase, RepetitionKnobs, Request
 from paradec_jax.decode.machine.verify import counted, verify
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import window
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PromptLookupInfo:
     """What one call did.
 
@@ -31,7 +27,7 @@ class PromptLookupInfo:
     accepted: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class PromptLookup(DecoderBase):
     """Looks the newest tokens up in the row itself and verifies, in one call, what followed them
     there.
@@ -53,11 +49,10 @@ class PromptLookup(DecoderBase):
       min_ngram: the fewest that are looked up.
     """
 
-    _: dataclasses.KW_ONLY
     max_ngram: int = 5
     num_pred: int = 10
     min_ngram: int = 3
-    Knobs: ClassVar[type] = RepetitionKnobs
+    Knobs = RepetitionKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import MOST, check_number, check_numbers, check_words
+from paradec_jax.config import MOST, TokenSpec, check_number, check_numbers, check_words
 from paradec_jax.decode.machine import rows as row_state
 from paradec_jax.decode.machine.knobs import (
     UNLIMITED,
@@ -23,24 +22,26 @@ from paradec_jax.decode.machine.knobs import (
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.sampling import (
+from paradec_jax.decode.rules import (
     TOP_P_RULES,
+    Purpose,
     earlier,
     is_hot,
     log_probability,
     penalised,
+    positions_of,
+    purpose_keys,
     sample,
+    window,
 )
-from paradec_jax.decode.rules.windows import window
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import pytree
 
 # not Self, which the type checks of tests refuse
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CachedState:
     """Rows, and a cache of all committed tokens but the newest: the state of decoders that append,
     or its base.
@@ -334,7 +335,7 @@ class DecoderBase(abc.ABC):
         count = ahead.shape[1]
         insert = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
-        positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
+        positions = positions_of(fed)
         out = network.forward(params, fed, positions, Prefix(cache, None))
         cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
         hidden = window(out.hidden, request.lengths - 1, 1 + count)

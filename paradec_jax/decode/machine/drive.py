@@ -14,7 +14,6 @@ by rows; results come whole to each, states by rows.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,7 +71,7 @@ def checked(
     return mesh, *over_processes(mesh, params, request, knobs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit(static_argnums=0)
 def compiled_run(
     decoder: DecoderBase, params: Any, request: Request, knobs: Any, max_steps: Any
 ) -> Decoded:
@@ -127,7 +126,7 @@ def trace(
         return gathered(decoded), records
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@jax.jit(static_argnums=(0, 1, 2))
 def compiled_trace(
     decoder: DecoderBase, record: Record, n: int, params: Any, request: Request, knobs: Any
 ) -> tuple[Decoded, Any]:
@@ -215,7 +214,10 @@ def stream(
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     while True:
-        rows = None if interrupt is None else interrupt(readable(state))
+        whole = state
+        if shared(state.rows.length):  # caches stay where they are
+            whole = dataclasses.replace(state, rows=gathered(state.rows))
+        rows = None if interrupt is None else interrupt(whole)
         if rows is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
@@ -226,17 +228,10 @@ def stream(
             state, info = advance_with_info(decoder, params, state, knobs, np.int32(every))
 
 
-def readable(state: Any) -> Any:
-    """The state, its rows whole where they lie on several processes; caches stay where they are."""
-    if not shared(state.rows.length):
-        return state
-    return dataclasses.replace(state, rows=gathered(state.rows))
-
-
 start = jax.jit(_begin, static_argnums=0)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@jax.jit(static_argnums=0, donate_argnums=1)
 def _interrupt(decoder: DecoderBase, state: Any, rows: Any) -> Any:
     """The state after rows [B] have been stopped from outside."""
     return placed(decoder.interrupt(state, rows))
@@ -245,7 +240,7 @@ def _interrupt(decoder: DecoderBase, state: Any, rows: Any) -> Any:
 finish = jax.jit(DecoderBase.finish, static_argnums=0)  # the result so far, in one program
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@jax.jit(static_argnums=0, donate_argnums=2)
 def advance(
     decoder: DecoderBase, params: Any, state: Any, knobs: Any, count: Any
 ) -> tuple[Any, Any]:
@@ -254,7 +249,7 @@ def advance(
     return placed(state), did
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@jax.jit(static_argnums=0, donate_argnums=2)
 def advance_with_info(
     decoder: DecoderBase, params: Any, state: Any, knobs: Any, count: Any
 ) -> tuple[Any, Any]:

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.rules.sampling import TINY
+from paradec_jax.decode.rules import TINY
+from paradec_jax.records import pytree
 
 UNLIMITED = np.iinfo(np.int32).max
 Number, Whole = Float[Array, ""] | float, Int[Array, ""] | int
@@ -55,8 +56,7 @@ def knob(
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SamplingKnobs:
     """Numbers that shape the token distribution, the root of all knobs.
 
@@ -81,8 +81,7 @@ class SamplingKnobs:
                 check_range(getattr(self, field.name), field.name, *allowed)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RepetitionKnobs(SamplingKnobs):
     """Sampling of decoders that append tokens one after the other.
 

@@ -5,11 +5,11 @@ cache, if it has one, is addressed by absolute position: `forward` reads what th
 visible and returns the window's keys and values; the decoder stores them with `write`, or does not.
 """
 
-import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.records import pytree
 
 Params = Any
 Cache = Any
@@ -19,8 +19,7 @@ Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or vectors in thei
 Mask = Bool[Array, "*B W W"] | None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Prepared:
     """Parameters laid out for decoding by `Network.prepare`; only the network that made them reads
     them.
@@ -29,8 +28,7 @@ class Prepared:
     params: Params
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Prefix:
     """A cache and what a window sees of it.
 
@@ -45,8 +43,7 @@ class Prefix:
     visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"] | None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Forward:
     """What one call of a network returns.
 

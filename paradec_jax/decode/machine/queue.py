@@ -6,7 +6,6 @@ Rows do not know of each other, so every prompt gets what it gets alone.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
 from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.placing import over_processes, placed
@@ -127,7 +126,7 @@ def _serve(
     return QueueResult(decoded, steps, busy / max(steps * rows, 1))
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@jax.jit(static_argnums=0, donate_argnums=1)
 def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]) -> Any:
     leaves, tree = jax.tree.flatten(state)
     leaves = [

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from paradec_jax.config.bounds import check_number
+from paradec_jax.config import check_number
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecordedDraws:
     """Draws recorded from another program; they take the place of the keys. Decoders with more
     draws extend it.
@@ -35,8 +35,7 @@ class RecordedDraws:
         return dataclasses.replace(self, **taken)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Request:
     """Prompts and all that belongs to a row: its budget, its stop tokens, its key.
 

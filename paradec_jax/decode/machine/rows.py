@@ -8,7 +8,6 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import put, window
+from paradec_jax.decode.rules import put, select, window
+from paradec_jax.records import pytree, static
 
 NETWORK_CALLS, POSITIONS = "network_calls", "positions"
 
@@ -31,8 +30,7 @@ class Reason(enum.IntEnum):
     CALLER = 3
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Rows:
     """What every driver, stop string, queue and table reads. Invariant: `tokens[:length]` never
     change again.
@@ -65,7 +63,7 @@ class Rows:
     fixed: Bool[Array, "B S"] | None
     log_probs: Float[Array, "B S"] | None
     recorded: Any
-    size: int = dataclasses.field(metadata={"static": True})
+    size: int = static()
 
     @property
     def done(self) -> Bool[Array, "B"]:
@@ -77,11 +75,6 @@ class Rows:
         """The last committed token of each row, and its position."""
         at = self.length - 1
         return window(self.tokens, at, 1), at[:, None]
-
-    @property
-    def generated(self) -> Int[Array, "B"]:
-        """Committed tokens that were not given."""
-        return generated(self.length, self.prompt_lengths, self.fixed)
 
     def spend(self, counts: Counts, positions: Array | int, calls: Array | int = 1) -> "Rows":
         """Adds calls, the real positions that they computed, and `Forward.counts`, to counts of
@@ -205,10 +198,6 @@ def begin(
       ValueError: a prompt buffer longer than `size`.
     """
     batch, prompt = request.tokens.shape
-    if prompt > size:
-        raise ValueError(
-            f"the prompt buffer has {prompt} positions, more than the decoder's size {size}"
-        )
     room = size + overrun + scratch
     tokens = lax.dynamic_update_slice(jnp.zeros((batch, room), jnp.int32), request.tokens, (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
@@ -239,14 +228,6 @@ def is_stop(tokens: Int[Array, "B W"], stop: Int[Array, "B K"]) -> Bool[Array, "
     return jnp.any(tokens[:, :, None] == stop[:, None, :], axis=-1)
 
 
-def generated(length: Array, prompt_lengths: Array, fixed: Array | None) -> Int[Array, "B"]:
-    """Positions below `length` whose token was not given."""
-    if fixed is None:
-        return length - prompt_lengths
-    position = jnp.arange(fixed.shape[1])
-    return jnp.sum(~fixed & (position < length[:, None]), axis=1, dtype=jnp.int32)
-
-
 def own_entries(
     x: Array, length: Array, prompt_lengths: Array, fixed: Array | None
 ) -> list[np.ndarray]:
@@ -257,8 +238,7 @@ def own_entries(
     return [row[own] for row, own in zip(np.asarray(x), kept, strict=True)]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Decoded:
     """The result of a decoder.
 
@@ -293,7 +273,10 @@ class Decoded:
     @property
     def generated(self) -> Int[Array, "B"]:
         """Tokens generated in each row."""
-        return generated(self.lengths, self.prompt_lengths, self.fixed)
+        if self.fixed is None:
+            return self.lengths - self.prompt_lengths
+        position = jnp.arange(self.fixed.shape[1])
+        return jnp.sum(~self.fixed & (position < self.lengths[:, None]), axis=1, dtype=jnp.int32)
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paradec_jax.decode.machine.knobs import unneeded
+from paradec_jax.records import record
 
 # Fields that are no choice of a row.
 UNNAMED = ("network", "size", "spec", "log_probs", "greedy", "bounded")
@@ -21,7 +22,7 @@ SHORT = {
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record
 class Setting:
     """One row of the table.
 

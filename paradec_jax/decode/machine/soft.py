@@ -1,17 +1,15 @@
 """What soft decoders of canvases share: vectors in place of given tokens."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.decode.machine.request import RecordedDraws, Request
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftGiven(RecordedDraws):
     """Vectors that the network reads in place of the embeddings of given tokens.
 
@@ -21,7 +19,7 @@ class SoftGiven(RecordedDraws):
     """
 
     vectors: Float[Array, "B P D"] | None = None
-    per_row: ClassVar[tuple[str, ...]] = ("vectors",)
+    per_row = ("vectors",)
 
 
 def given_offsets(

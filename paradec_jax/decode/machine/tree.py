@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.shapes import on_smallest
-from paradec_jax.decode.rules.windows import entry_of, pad_slots
+from paradec_jax.decode.rules import entry_of, pad_slots
 from paradec_jax.nn import masks
 
 

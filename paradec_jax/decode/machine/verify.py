@@ -20,9 +20,15 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.tree import Reading, Windows, forward_tree
-from paradec_jax.decode.rules import select, speculate
-from paradec_jax.decode.rules.sampling import draw
-from paradec_jax.decode.rules.windows import entry_of, pad_slots, window, write_after_read
+from paradec_jax.decode.rules import (
+    draw,
+    entry_of,
+    pad_slots,
+    select,
+    speculate,
+    window,
+    write_after_read,
+)
 
 
 class Verified(NamedTuple):

@@ -7,32 +7,30 @@ the mask together, compares small probabilities with noise of few digits, and lo
 (arXiv 2409.02908).
 """
 
-import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.canvas.canvas import AnyCanvas, Canvas
+from paradec_jax.config import check_words
+from paradec_jax.decode.canvas import AnyCanvas, Canvas
 from paradec_jax.decode.canvas.weigh import SCORES, TAKEN_FROM, by_chunks
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import (
+from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
     UNLIMITED,
+    DecoderBase,
     Number,
+    Request,
     SamplingKnobs,
     Whole,
     check_range,
     knob,
 )
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import partition, score, select
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import partition, positions_of, score, select, window, without_mask
+from paradec_jax.records import choices, pytree
 
 GROUPED = ("random", *SCORES)
 ORDERS = ("random", "single", *SCORES)
@@ -40,8 +38,7 @@ GRIDS = ("linear", "cosine")
 STEPS = 128  # where the knob is not set
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MaskedKnobs(SamplingKnobs):
     """Sampling, by default from the denoiser's own distribution, and the grid of times.
 
@@ -80,8 +77,7 @@ class MaskedKnobs(SamplingKnobs):
             )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MaskedState(Canvas):
     """A canvas and its partition.
 
@@ -92,8 +88,7 @@ class MaskedState(Canvas):
     groups: Int[Array, "B S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class UnmaskedInfo:
     """What a call did to a window of each row's canvas.
 
@@ -108,19 +103,18 @@ class UnmaskedInfo:
     scores: Float[Array, "B W"] | None
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class MaskedDecoder(DecoderBase):
     """What samplers of masked canvases share; `Masked` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     order: str = "random"
     confidence: str | None = None
     chunk: int = 64
-    Knobs: ClassVar[type] = MaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
+    Knobs = MaskedKnobs
+    visibilities = ("full",)
+    alignments = ("own", "next")
+    any_order = True
+    needs_cache = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +126,7 @@ class MaskedDecoder(DecoderBase):
     def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
         canvas = Canvas.of(self.begin(request, scratch), self.mask)
-        positions = jnp.broadcast_to(jnp.arange(canvas.shown.shape[1]), canvas.shown.shape)
+        positions = positions_of(canvas.shown)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":
             groups = partition.single(bits, open_)
@@ -205,7 +199,7 @@ class MaskedDecoder(DecoderBase):
         return state, UnmaskedInfo(at, where, scores), more
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Masked(MaskedDecoder):
     """Reveals a canvas in groups that were drawn at random, one network call each.
 

@@ -3,7 +3,7 @@ least sure are masked, whether they were masks before or tokens.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -13,9 +13,10 @@ from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Filled
 from paradec_jax.decode.machine.knobs import UNLIMITED
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import select
+from paradec_jax.records import choices
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Planned(CanvasDecoder):
     """Fills the canvas in N steps, after which ever fewer positions are masks.
 
@@ -37,10 +38,9 @@ class Planned(CanvasDecoder):
       order, confidence, stops_last, guided, chunk: as of `SemiAutoregressive`.
     """
 
-    _: dataclasses.KW_ONLY
     length: int | None = None
     rule: str = "static"
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("static",)}
+    WORDS = {**CanvasDecoder.WORDS, "rule": ("static",)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()

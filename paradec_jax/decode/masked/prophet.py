@@ -3,9 +3,8 @@ positions, all that is still masked is revealed at once.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -21,10 +20,10 @@ from paradec_jax.decode.canvas.weigh import (
 from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ProphetKnobs(CanvasKnobs):
     """Of `SemiAutoregressive` without a cache, and when to commit.
 
@@ -42,8 +41,7 @@ class ProphetKnobs(CanvasKnobs):
     late: Number = knob(2.5, NOT_NEGATIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Committed(Filled):
     """What a call revealed.
 
@@ -56,7 +54,7 @@ class Committed(Filled):
     exits: Bool[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Prophet(CanvasDecoder):
     """`SemiAutoregressive` without a cache, until the answer is sure; then the whole canvas is
     revealed.
@@ -74,10 +72,9 @@ class Prophet(CanvasDecoder):
       rule: "static", "rounded", "grid" or "capped", whose steps are counted.
     """
 
-    _: dataclasses.KW_ONLY
     rule: str = "static"
-    Knobs: ClassVar[type] = ProphetKnobs
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": COUNTED}
+    Knobs = ProphetKnobs
+    WORDS = {**CanvasDecoder.WORDS, "rule": COUNTED}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""

@@ -4,9 +4,8 @@ Fast-dLLM (arXiv 2505.22618).
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from paradec_jax.decode.canvas.spans import read_span
@@ -14,12 +13,12 @@ from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasSt
 from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Whole, knob
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
+from paradec_jax.records import choices, pytree
 
 CACHES = ("none", "prefix", "dual")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CacheKnobs(CanvasKnobs):
     """Sampling, how much a call reveals, and how old a cache may be.
 
@@ -31,7 +30,7 @@ class CacheKnobs(CanvasKnobs):
     renew: Whole | None = knob(None, COUNT, unset=UNLIMITED, needs=("cache", ("prefix", "dual")))
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SemiAutoregressive(CanvasDecoder):
     """Fills blocks of B positions from left to right, the positions of a block in any order, see
     `canvas.weigh`.
@@ -66,11 +65,10 @@ class SemiAutoregressive(CanvasDecoder):
       chunk: C, positions of a row whose logits exist at once.
     """
 
-    _: dataclasses.KW_ONLY
     cache: str = "none"
     first_alone: bool = False
-    Knobs: ClassVar[type] = CacheKnobs
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "cache": CACHES}
+    Knobs = CacheKnobs
+    WORDS = {**CanvasDecoder.WORDS, "cache": CACHES}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""

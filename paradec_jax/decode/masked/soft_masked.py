@@ -15,26 +15,23 @@ may be vectors instead of tokens (`SoftGiven`), and gradients reach those too.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.decode.machine.knobs import POSITIVE, Number, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.soft import given_offsets
+from paradec_jax.decode.machine import POSITIVE, Number, Request, given_offsets, knob
 from paradec_jax.decode.masked.masked import (
     MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
 )
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
+from paradec_jax.decode.rules import RELAXATIONS, noisy, relaxed
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftMaskedKnobs(MaskedKnobs):
     """Knobs of `Masked`, and how soft its tokens are.
 
@@ -45,8 +42,7 @@ class SoftMaskedKnobs(MaskedKnobs):
     token_temperature: Number = knob(1.0, POSITIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftMaskedState(MaskedState):
     """The state of `Masked`, and what is soft about its tokens.
 
@@ -57,15 +53,14 @@ class SoftMaskedState(MaskedState):
     offsets: Float[Array, "B S D"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftUnmaskedInfo(UnmaskedInfo):
     """What a call revealed, and the final hidden state of every position, [B, S, D]."""
 
     hidden: Float[Array, "B S D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SoftMasked(MaskedDecoder):
     """`Masked` whose tokens carry gradients through `rollout`.
 
@@ -75,9 +70,8 @@ class SoftMasked(MaskedDecoder):
         (a mixture).
     """
 
-    _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
-    Knobs: ClassVar[type] = SoftMaskedKnobs
+    Knobs = SoftMaskedKnobs
     WORDS = {**MaskedDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:

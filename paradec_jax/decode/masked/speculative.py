@@ -13,7 +13,7 @@ of a position a call, in its order.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.canvas.spans import read_canvas, read_whole
 from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Weighed
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.windows import entry_of
+from paradec_jax.decode.rules import entry_of, select
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SpeculativeState(CanvasState):
     """A canvas, and what the last call says about it.
 
@@ -38,8 +37,7 @@ class SpeculativeState(CanvasState):
     sure: Weighed
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Accepted:
     """What a call did.
 
@@ -52,7 +50,7 @@ class Accepted:
     accepted: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SpeculativeDenoising(CanvasDecoder):
     """`SemiAutoregressive` of one position a step without a cache, K steps a call where drafts are
     right.
@@ -66,10 +64,9 @@ class SpeculativeDenoising(CanvasDecoder):
       rule: "static", one position a step.
     """
 
-    _: dataclasses.KW_ONLY
     tries: int = 4
     rule: str = "single"
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("single",)}
+    WORDS = {**CanvasDecoder.WORDS, "rule": ("single",)}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: Any) -> SpeculativeState:
         """Reads the canvas of masks: what it says are the first drafts."""

@@ -2,24 +2,23 @@
 so far in it.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import Request
 from paradec_jax.decode.masked.masked import (
     MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     UnmaskedInfo,
 )
-from paradec_jax.decode.rules import partition
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import partition, window
+from paradec_jax.records import choices
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Strided(MaskedDecoder):
     """`Masked` in one window after another (MDLM's semi-autoregressive sampler, arXiv 2406.07524,
     section 5.3).
@@ -43,10 +42,9 @@ class Strided(MaskedDecoder):
         about the next position, since none are about a window's first one.
     """
 
-    _: dataclasses.KW_ONLY
     width: int | None = None
     stride: int | None = None
-    windowed: ClassVar[bool] = True
+    windowed = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,8 @@ position of the canvas sees a shadow.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -26,15 +25,14 @@ from paradec_jax.decode.canvas.weigh import (
 )
 from paradec_jax.decode.machine.knobs import SHARE, Number, knob
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.windows import window
+from paradec_jax.decode.rules import score, select, window
+from paradec_jax.records import choices, pytree
 
 FIRST = 30  # positions that the call before a block's first one counts as having revealed
 PART, LEAST, MOST = 0.7, 5, 20  # of a block's masks that a call reveals at most
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WinoKnobs(CanvasKnobs):
     """Sampling, and the two thresholds.
 
@@ -48,8 +46,7 @@ class WinoKnobs(CanvasKnobs):
     back: Number = knob(0.9, SHARE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WinoState(CanvasState):
     """A canvas whose open block is not sealed before it is complete.
 
@@ -60,8 +57,7 @@ class WinoState(CanvasState):
     last: Int[Array, "B"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Revoked(Filled):
     """What a call revealed, and what it masked again.
 
@@ -74,7 +70,7 @@ class Revoked(Filled):
     again: Array
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Wino(CanvasDecoder):
     """Reveals what is surer than tau and masks again what its shadow doubts, block after block.
 
@@ -87,14 +83,10 @@ class Wino(CanvasDecoder):
       order, confidence, stops_last, guided, chunk: as of `SemiAutoregressive`.
     """
 
-    _: dataclasses.KW_ONLY
     length: int | None = 128
-    Knobs: ClassVar[type] = WinoKnobs
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {
-        **CanvasDecoder.WORDS,
-        "rule": ("threshold",),
-    }
+    Knobs = WinoKnobs
+    alignments = ("own",)
+    WORDS = {**CanvasDecoder.WORDS, "rule": ("threshold",)}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: Any) -> WinoState:
         """Fills the canvas with masks; calls nothing."""

@@ -3,25 +3,30 @@
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, knob
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import (
+    COUNT,
+    NOT_NEGATIVE,
+    CachedState,
+    DecoderBase,
+    Forward,
+    Prefix,
+    Request,
+    knob,
+)
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
-from paradec_jax.decode.rules.windows import last_of, where_rows, write_after_read
+from paradec_jax.decode.rules import last_of, where_rows, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class AdaptiveKnobs(LatentKnobs):
     """Sampling, and when to look and leave.
 
@@ -38,8 +43,7 @@ class AdaptiveKnobs(LatentKnobs):
     check_every: Int[Array, ""] | int = knob(1, COUNT)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class AdaptiveInfo:
     """What the newest token took.
 
@@ -53,7 +57,7 @@ class AdaptiveInfo:
     exit_values: Float[Array, "B steps"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Adaptive(DecoderBase):
     """Runs recurrences on the newest token until the criterion fires, then samples the next one.
 
@@ -64,16 +68,13 @@ class Adaptive(DecoderBase):
       continuous: start each new position from the raw state of the one before it at its exit.
     """
 
-    _: dataclasses.KW_ONLY
     criterion: str = "latent-diff"
     max_recurrence: int | None = None
     prefill_recurrence: int | None = None
     continuous: bool = False
-    Knobs: ClassVar[type] = AdaptiveKnobs
+    Knobs = AdaptiveKnobs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, criterion=CRITERIA)
+    WORDS = {**DecoderBase.WORDS, "criterion": tuple(CRITERIA)}  # noqa: RUF012
 
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
@@ -91,8 +92,7 @@ class Adaptive(DecoderBase):
         return commit_exit(self, params, state, fed, knobs, loop, out)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ExitLoop:
     """Where the loop stands, and how it ended.
 

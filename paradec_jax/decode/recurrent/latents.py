@@ -1,19 +1,21 @@
 """How decoders of recurrent-depth networks begin: initial latents, and what a call is fed."""
 
-import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.request import RecordedDraws, Request
+from paradec_jax.decode.machine import (
+    CachedState,
+    DecoderBase,
+    RecordedDraws,
+    Request,
+    SamplingKnobs,
+)
+from paradec_jax.records import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LatentKnobs(SamplingKnobs):
     """Sampling, and where latent states begin.
 
@@ -24,8 +26,7 @@ class LatentKnobs(SamplingKnobs):
     init_scale: Float[Array, ""] | float = 1.0
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RecordedLatents(RecordedDraws):
     """Recorded draws, `states` among them: initial latent of each position at scale 1, for all
     rows, [P, D].
@@ -40,8 +41,7 @@ def initial_latents(request: Request, knobs: LatentKnobs) -> dict[str, Any]:
     return {"scale": knobs.init_scale, "states": None if recorded is None else recorded.states}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Inputs:
     """A window that is fed to the network.
 

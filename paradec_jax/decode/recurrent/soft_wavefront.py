@@ -32,25 +32,21 @@ that commits.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.knobs import POSITIVE, at_age, knob
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import POSITIVE, Request, at_age, knob
 from paradec_jax.decode.recurrent.wave import WaveDecoder, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
-from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
-from paradec_jax.decode.rules.windows import shift, write_after_read
+from paradec_jax.decode.rules import RELAXATIONS, relaxed, score, select, shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWavefrontKnobs(WavefrontKnobs):
     """How the wave moves, and how soft its decisions are.
 
@@ -63,8 +59,7 @@ class SoftWavefrontKnobs(WavefrontKnobs):
     gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWavefrontState(WavefrontState):
     """A wave, and what is soft about its slots.
 
@@ -77,8 +72,7 @@ class SoftWavefrontState(WavefrontState):
     survival: Float[Array, "B W"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SoftWaveInfo(WaveInfo):
     """The soft side of the newest step, zero in slots that were not in use and in rows that had
     stopped.
@@ -98,7 +92,7 @@ class SoftWaveInfo(WaveInfo):
     hidden: Float[Array, "B W D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SoftWavefront(WaveDecoder):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
@@ -112,13 +106,13 @@ class SoftWavefront(WaveDecoder):
         be `greedy`.
     """
 
-    _: dataclasses.KW_ONLY
     relaxation: str = "straight_through"
-    Knobs: ClassVar[type] = SoftWavefrontKnobs
+    Knobs = SoftWavefrontKnobs
+
+    WORDS = {**WaveDecoder.WORDS, "relaxation": RELAXATIONS}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError(
                 "relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens"
@@ -140,16 +134,17 @@ class SoftWavefront(WaveDecoder):
         cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, tokens))
 
         # Eq. 3, as it is.
-        age, distance = wave.recurrences // inner, score.latent_change(z, wave.states)
-        overdue = knobs.overdue(wave.recurrences + inner)
+        age, total = wave.recurrences // inner, wave.recurrences + inner
+        distance, overdue = score.latent_change(z, wave.states), knobs.overdue(total)
         agrees = wave.agrees(tokens) & wave.in_use
         final = select.leading_run((knobs.still(distance, age) | overdue) & agrees)
         rows = state.rows.spend(out.counts, wave.active).commit(tokens, final, log_probs)
         committed = rows.length - state.rows.length
 
         # Eq. 3, softly: g, m, and the shares that stayed and left.
-        threshold = at_age(knobs.exit_threshold, age)
-        gate = _gate(jnp.where(wave.in_use, distance, 1.0), threshold, knobs.gate_temperature)
+        both = jnp.where(wave.in_use, distance, 1.0), at_age(knobs.exit_threshold, age)
+        moved, most = (jnp.log(jnp.maximum(x, score.EPSILON)) for x in both)
+        gate = jax.nn.sigmoid((most - moved) / knobs.gate_temperature)
         finished = jnp.cumprod(jnp.where(agrees, jnp.where(overdue, 1.0, gate), 0.0), axis=1)
         running = (~rows.done | (committed > 0))[:, None]
         finished = jnp.where(running, finished, 0.0)
@@ -160,9 +155,7 @@ class SoftWavefront(WaveDecoder):
 
         # The wave moves on. Slots that nothing predicted, random ones and those after the wave,
         # read their tokens.
-        refined = dataclasses.replace(
-            wave, states=z, conditioning=e, recurrences=wave.recurrences + inner
-        )
+        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=total)
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
         moved = self.move(state, committed, tokens, knobs)
         left = (wave.active - committed)[:, None]
@@ -185,12 +178,3 @@ class SoftWavefront(WaveDecoder):
         tokens = self.sample(logits, positions, state.rows, knobs)
         offsets = relaxed(table, logits, tokens, knobs.candidate_temperature, self.relaxation)
         return z, e, out, tokens, self.scores(logits, tokens), offsets
-
-
-def _gate(distance: Float[Array, "B W"], threshold: Array, temperature: Any) -> Float[Array, "B W"]:
-    """g, the degree to which each slot is past its threshold; 1/2 at the threshold."""
-    distance, threshold = (
-        jnp.maximum(distance, score.EPSILON),
-        jnp.maximum(threshold, score.EPSILON),
-    )
-    return jax.nn.sigmoid((jnp.log(threshold) - jnp.log(distance)) / temperature)

@@ -1,26 +1,28 @@
 """Self-speculative decoding: few recurrences draft, many verify (arXiv 2502.05171)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import NOT_NEGATIVE, knob
-from paradec_jax.decode.machine.network import Counts, Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import (
+    NOT_NEGATIVE,
+    CachedState,
+    Counts,
+    DecoderBase,
+    Prefix,
+    Request,
+    knob,
+)
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
 from paradec_jax.decode.recurrent.static import read
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.rules import log_probability, select, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SpeculativeKnobs(LatentKnobs):
     """Sampling, and how strict the verification is.
 
@@ -32,15 +34,14 @@ class SpeculativeKnobs(LatentKnobs):
     accept_threshold: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SpeculativeInfo:
     """Tokens won in the newest round, the correction included, [B]; 0 in rows that had stopped."""
 
     accepted: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class SelfSpeculative(DecoderBase):
     """Drafts `lookahead` tokens with few recurrences, verifies them in one call with many.
 
@@ -60,13 +61,12 @@ class SelfSpeculative(DecoderBase):
         (lookahead 1 only).
     """
 
-    _: dataclasses.KW_ONLY
     recurrence: int | None = None
     draft_recurrence: int = 4
     lookahead: int = 4
     continuous: bool = False
     prefill_recurrence: int | None = None
-    Knobs: ClassVar[type] = SpeculativeKnobs
+    Knobs = SpeculativeKnobs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,16 +1,14 @@
 """Decoding at a fixed depth: one token a network call, r recurrences each."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import CachedState, DecoderBase, Prefix, Request
 from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
-from paradec_jax.decode.rules.windows import last_of, write_after_read
+from paradec_jax.decode.rules import last_of, write_after_read
+from paradec_jax.records import choices
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Static(DecoderBase):
     """`AutoRegressive` for recurrent-depth networks: chosen depths, chosen initial latents.
 
@@ -21,11 +19,10 @@ class Static(DecoderBase):
         it instead of a random one ("continuous compute", arXiv 2502.05171).
     """
 
-    _: dataclasses.KW_ONLY
     recurrence: int | None = None
     prefill_recurrence: int | None = None
     continuous: bool = False
-    Knobs: ClassVar[type] = LatentKnobs
+    Knobs = LatentKnobs
 
     def init(self, params: Any, request: Request, knobs: LatentKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""

@@ -20,25 +20,32 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
-from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Range, Scheduled, at_age, knob
-from paradec_jax.decode.machine.network import Counts, Forward, Prefix
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.shapes import on_smallest
+from paradec_jax.decode.machine import (
+    COUNT,
+    UNLIMITED,
+    CachedState,
+    Counts,
+    DecoderBase,
+    Forward,
+    Prefix,
+    Range,
+    Request,
+    Scheduled,
+    at_age,
+    knob,
+    on_smallest,
+)
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
-from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.windows import pad_slots, shift, window
+from paradec_jax.decode.rules import Purpose, fold, pad_slots, positions_of, select, shift, window
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.records import choices, pytree
 
 NOISE_SCHEDULES = ("dampened", "constant")
 NOISE_MIXINGS = ("linear", "sqrt")
 BUCKETS = (2, 8, 32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WavefrontKnobs(LatentKnobs):
     """Sampling, and how the wave moves. Defaults of epsilon, eta and beta are the paper's.
 
@@ -80,8 +87,7 @@ class WavefrontKnobs(LatentKnobs):
         return recurrences >= most
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Wave:
     """The slots of a window, W of them or the first few.
 
@@ -115,8 +121,7 @@ class Wave:
         return jnp.pad(same, ((0, 0), (1, 0)), constant_values=True)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WavefrontState(CachedState):
     """What the next step needs; the cache holds the positions before slot 0.
 
@@ -137,11 +142,10 @@ class WavefrontState(CachedState):
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class WaveDecoder(DecoderBase):
     """A decoder that refines a wave; an abstract base. `Wavefront` says what the fields mean."""
 
-    _: dataclasses.KW_ONLY
     inner_recurrence: int = 4
     window: int = 32
     headway: int = 1
@@ -149,9 +153,11 @@ class WaveDecoder(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(self, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
+    WORDS = {  # noqa: RUF012
+        **DecoderBase.WORDS,
+        "noise_schedule": NOISE_SCHEDULES,
+        "noise_mixing": NOISE_MIXINGS,
+    }
 
     def first_wave(self, params: Any, request: Request, knobs: Any) -> WavefrontState:
         """The first wave, once the prompts are read: the newest token, and with a headway as many
@@ -170,7 +176,7 @@ class WaveDecoder(DecoderBase):
         fill, tokens, active = slots[:, :0], slots, none + 1
         if self.headway > 1:
             # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
-            positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+            positions = positions_of(rows.tokens)
             keys = fold(rows.keys, Purpose.FILLER, positions)
             fill = jax.vmap(
                 jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size))

@@ -7,14 +7,12 @@ Positions are committed in order, once their states have stopped moving. `wave` 
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.machine.network import Counts
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine import Counts, Request
 from paradec_jax.decode.recurrent.wave import (
     WaveDecoder,
     WavefrontKnobs,
@@ -22,12 +20,11 @@ from paradec_jax.decode.recurrent.wave import (
     on_narrowest,
     widths_of,
 )
-from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.decode.rules import score, select, write_after_read
+from paradec_jax.records import choices, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WaveInfo:
     """The newest step, before the window moved: slot i was position `length - committed - 1 + i`.
 
@@ -40,7 +37,7 @@ class WaveInfo:
     committed: Int[Array, "B"]
 
 
-@dataclasses.dataclass(frozen=True)
+@choices
 class Wavefront(WaveDecoder):
     """Refines a window of latent states and commits its converged prefix.
 
@@ -63,10 +60,9 @@ class Wavefront(WaveDecoder):
         runs. None is 2, 8 and 32, as far as they are at most a third of the window.
     """
 
-    _: dataclasses.KW_ONLY
     warm_start: bool = True
     buckets: tuple[int, ...] | None = None
-    Knobs: ClassVar[type] = WavefrontKnobs
+    Knobs = WavefrontKnobs
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
         """Reads the prompt with r recurrences, commits the first token, and starts the wave."""

@@ -27,22 +27,16 @@ def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None)
     """One key a row for a purpose in a step of the row, [B]; a draw folds in its position."""
     if step is None:
         step = jnp.zeros(keys.shape[:1], jnp.int32)
-
-    def of_row(key: Array, step: Array) -> Array:
-        return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
-
-    return jax.vmap(of_row)(keys, step)
+    fold_in = jax.random.fold_in
+    return jax.vmap(lambda key, step: fold_in(fold_in(key, purpose), step))(keys, step)
 
 
 def fold(
     keys: Array, purpose: int, positions: Int[Array, "B W"], step: Int[Array, "B"] | None = None
 ) -> Array:
     """One key for each row and position, [B, W], from one key a row."""
-
-    def of_row(key: Array, positions: Array) -> Array:
-        return jax.vmap(lambda position: jax.random.fold_in(key, position))(positions)
-
-    return jax.vmap(of_row)(purpose_keys(keys, purpose, step), positions)
+    each = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
+    return each(purpose_keys(keys, purpose, step), positions)
 
 
 def uniform(keys: Array, purpose: int, count: int) -> Float[Array, "B S"]:

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.config.bounds import check_words
+from paradec_jax.config import check_words
 from paradec_jax.decode.rules.sampling import filtered_logits, filters, tempered
 from paradec_jax.nn.precision import at_least_float32
 
 CONFIDENCES = ("raw", "tempered", "filtered")
 EPSILON = 1e-10
+FLOOR = 0.1  # of `min_p_log_probs`, a share of the largest probability
 
 
 def shaped(
@@ -114,13 +115,11 @@ def kl_divergence(
     return jnp.sum(jnp.exp(old) * (old - new), axis=-1)
 
 
-def min_p_log_probs(
-    logits: Float[Array, "*shape V"], floor: float = 0.1
-) -> Float[Array, "*shape V"]:
-    """Log-probabilities after every one below `floor * max` was set to 1/V and all were
+def min_p_log_probs(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
+    """Log-probabilities after every one below `FLOOR * max` was set to 1/V and all were
     renormalised.
     """
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
-    low = probs < floor * jnp.max(probs, axis=-1, keepdims=True)
+    low = probs < FLOOR * jnp.max(probs, axis=-1, keepdims=True)
     probs = jnp.where(low, 1.0 / logits.shape[-1], probs)
     return jnp.log(probs / jnp.sum(probs, axis=-1, keepdims=True))

@@ -15,6 +15,11 @@ def window(
     return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
 
 
+def positions_of(rows: Shaped[Array, "B S *rest"]) -> Int[Array, "B S"]:
+    """Positions 0 .. S-1 of every row."""
+    return jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape[:2])
+
+
 def shift(
     x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int | None = None
 ) -> Shaped[Array, "B W *rest"]:
@@ -50,11 +55,9 @@ def put(
 
 def where_rows(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
     """Leaves [B, ...] of `new` in these rows, of `old` in the others."""
-
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
+    return jax.tree.map(
+        lambda new, old: jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old), new, old
+    )
 
 
 def entry_of(tree: Any, index: Int[Array, "B"]) -> Any:
