@@ -26,7 +26,7 @@ A step that reveals nothing calls nothing. Ties go to the lower position.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
