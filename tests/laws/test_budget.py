@@ -50,7 +50,7 @@ ELSEWHERE = {  # names from other files that it reads, those of its private meth
     "SoftMasked": 6,
     "Strided": 4,
     "SemiAutoregressive": 9,
-    "Wino": 13,
+    "Wino": 15,
     "Prophet": 8,
     "Planned": 8,
     "SpeculativeDenoising": 9,

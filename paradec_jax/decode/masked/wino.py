@@ -117,8 +117,8 @@ class Wino(CanvasDecoder):
 
         new = state.show(sure.tokens, where, at, sure.log_probs).hide(again, at, self.mask)
         # A block is sealed once it is complete: until then any of its tokens may go.
-        left = jnp.any(new.masked(~new.rows.done), axis=1)
-        new = new.seal(jnp.where(left, at, at + self.block))
+        clean = select.leading_run(new.shown)
+        new = new.seal(jnp.where(clean < new.rows.limit, new.block_at(clean), clean))
         new = dataclasses.replace(new, step=state.step + 1, last=shown)
         return new, Revoked(at, where, sure.tokens, sure.scores, hidden, back, again)
 
