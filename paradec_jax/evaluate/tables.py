@@ -61,8 +61,18 @@ ROWS = {
         block
     """,
     "full_attention": """
-        masked --order confidence --steps 32 --temperature 0
-        masked --order single --temperature 0 *
+        semi_autoregressive --rule static *
+        semi_autoregressive --rule static --steps 16
+        semi_autoregressive --rule static --steps 8
+        semi_autoregressive --rule factor
+        semi_autoregressive --cache prefix
+        semi_autoregressive --cache dual
+        semi_autoregressive
+        speculative
+        wino --length 32
+        prophet
+        planned
+        masked --order confidence --temperature 0
     """,
 }
 

@@ -52,7 +52,7 @@ from paradec_jax.decode.machine.knobs import (
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.rules import reveal, score, select
+from paradec_jax.decode.rules import positions_of, reveal, score, select
 from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.sampling import TINY
 from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
@@ -368,7 +368,13 @@ def by_chunks(
       A tree of [B, W, ...], zero at the other positions.
     """
     batch, width = where.shape
-    chunk = min(chunk, width)
+    if width <= chunk:  # in one piece, without a loop
+        new = function(hidden, positions_of(where))
+
+        def kept(x: Array) -> Array:
+            return jnp.where(where.reshape(batch, width, *[1] * (x.ndim - 2)), x, 0)
+
+        return jax.tree.map(kept, new)
     most = -(-width // chunk)
     count = jnp.sum(where, axis=1, dtype=jnp.int32)
     order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
