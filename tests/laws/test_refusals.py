@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import house_decoders
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -268,7 +267,7 @@ def headed(head: Any, kind: type = decode.Residual, **options: Any) -> Any:
 
 
 NAMES = {"np": np, "jnp": jnp}
-for module in (stubs, house_decoders, knobs, lookahead, replicas, residual_veto, decode):
+for module in (stubs, knobs, lookahead, replicas, residual_veto, decode):
     NAMES |= {name: value for name, value in vars(module).items() if name[0] != "_"}
 
 
