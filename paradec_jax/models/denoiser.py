@@ -149,6 +149,7 @@ class DenoiserNetwork(ModelNetwork):
     config: MaskedDiffusionConfig
     linen: ClassVar[Any] = Denoiser
     table: ClassVar[Any] = axes.MASKED_DIFFUSION
+    subs: ClassVar[bool] = True
 
     def prepare(self, params: Any) -> Prepared:
         """As of other networks; and modulations at noise level zero are constants of the weights.

@@ -19,6 +19,7 @@ from paradec_jax.noise import Schedule, Times
 EXACT = JointDenoiser(
     3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
 )
+EXACT_SPEC = TokenSpec(mask=EXACT.mask, alignment="own")
 SPEC = TokenSpec(mask=31, alignment="own")
 NETWORK = tiny_denoiser(vocab_size=32, layers=1)
 BATCH = {
@@ -109,7 +110,7 @@ def test_every_way_of_drawing_bounds_the_likelihood(rules):
     """With the exact posterior the bound is the negative log-likelihood itself, up to what lies
     beyond the ends.
     """
-    objective = masked_diffusion_loss(EXACT, TokenSpec(mask=EXACT.mask), rules, dropout=False)
+    objective = masked_diffusion_loss(EXACT, EXACT_SPEC, rules, dropout=False)
     text = 40
     rows = 512
     batch = {
