@@ -31,6 +31,8 @@ from paradec_jax.objectives.options import Bare
 from paradec_jax.store import Model
 from paradec_jax.train import Evaluate, Rounds, TrainState, averaged
 
+DRAWS = 32  # of the bound of a text
+
 
 @dataclasses.dataclass(frozen=True)
 class Sdtt(Training):
@@ -129,5 +131,5 @@ def cost(model: Model, rows: Sequence[Sequence[int]]) -> float:
     """Upper bound of the nats a token of texts (`evaluate.bound`)."""
     mask: Any = model.token_spec.mask
     spans = [Span(tuple(row)) for row in rows if row]
-    each = bounds(model.network, model.params, spans, mask, batch=ROWS)
+    each = bounds(model.network, model.params, spans, mask, draws=DRAWS, batch=ROWS)
     return sum(bound.nats for bound in each) / sum(bound.count for bound in each)
