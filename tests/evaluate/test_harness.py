@@ -1,5 +1,6 @@
 """Likelihoods and bounds of spans, requests "generate until", and the model as lm-eval sees it."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -300,6 +301,19 @@ class TestDecoderLM:
         assert marks[0] == marks[1] != marks[2]
         wanted = bounds(STUB, {}, spans, STUB.mask, draws=4, streams=marks)
         assert [score for score, _ in found] == [-of.nats for of in wanted]
+
+    def test_full_attention_in_an_order(self, harness):
+        """About the next token, by a decoder of its own, without a warning."""
+        network = StubDenoiser(max_length=32, alignment="next")
+        spec = dataclasses.replace(MASKED, alignment="next")
+        model = model_of(character_tokenizer(" abcdefghi"), network, spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            lm = harness.DecoderLM(model, pd.SemiAutoregressive(), order="forward")
+        assert lm.likelihood == "exact"
+        right, wrong = lm.loglikelihood([request("ab h", " bd"), request("ab h", " ba")])
+        assert right[1] and not wrong[1] and 0 > right[0] > wrong[0]
+        assert lm.generate_until([request("ab h", {"max_gen_toks": 3})]) == [" bd"]
 
     def test_whole_texts(self, harness, denoiser):
         with pytest.warns(UserWarning, match="lower bounds"):

@@ -141,9 +141,8 @@ def test_the_next_token_is_predicted_from_the_one_before_it(cart):
         dataclasses.replace(SPEC, alignment="next"),
     )
     rules = BoundRules(Schedule("ratio"), Times("plain"), cart=cart)
-    loss, metrics = masked_diffusion_loss(network, spec, rules)(
-        params, None, BATCH, jax.random.key(0)
-    )
+    objective = jax.jit(masked_diffusion_loss(network, spec, rules))
+    loss, metrics = objective(params, None, BATCH, jax.random.key(0))
     t, uniforms = 1e-3 + 0.999 * BATCH["time_uniforms"], BATCH["mask_uniforms"]
     hidden = np.asarray(uniforms < t[:, None]) & (np.arange(7) > 0)
     logits, _, _ = read(network, params, jnp.where(hidden, 31, BATCH["tokens"]))

@@ -16,6 +16,7 @@ from paradec_jax.losses.masked_diffusion import noise
 from paradec_jax.noise import Schedule, Times
 
 FOLDER = GOLDEN / "baselines"
+COSTS = jax.jit(costs_of, static_argnums=0, static_argnames=("mask", "first"))
 LLADA = BoundRules(Schedule("ratio"), Times("plain", 1e-3))
 
 
@@ -53,7 +54,7 @@ def test_training_loss(kind):
     equal(noised, noisy)
     equal(hidden, masked)
     near(np.broadcast_to(weight[:, None], noisy.shape), 1 / probability, rtol=1e-5)
-    loss, _ = masked_diffusion_loss(network, spec, LLADA)(params, None, batch, key)
+    loss, _ = jax.jit(masked_diffusion_loss(network, spec, LLADA))(params, None, batch, key)
     near(loss, want[f"{kind}_loss"], atol=1e-3)
 
 
@@ -87,7 +88,7 @@ def test_llada_likelihood():
     near(
         probability[hidden], np.broadcast_to(counts[..., None] / length, noisy.shape)[hidden], 1e-6
     )
-    costs = costs_of(network, params, *rows(noisy, ids), spec.mask, first=0)
+    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=0)
     each = np.where(hidden, costs.reshape(noisy.shape) / probability, 0).sum(axis=-1)
     near(each.mean(axis=1), want["loss_per_batch_cfg0"], atol=1e-3)
     near(-each.mean(), want["loglik_cfg0"], atol=1e-3)
@@ -108,7 +109,7 @@ def test_dream_likelihood():
     noisy, at = want["mc_perturbed"], np.arange(len(ids))
     hidden = noisy == spec.mask
     assert not hidden[..., [0, -1]].any()
-    costs = costs_of(network, params, *rows(noisy, ids), spec.mask, first=1)
+    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=1)
     each = np.where(hidden, costs.reshape(noisy.shape) / want["mc_p_mask"], 0).sum(axis=-1)
     near(each.mean(), want["mc_nll"], atol=1e-3)
 
