@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 from loss_table import (
+    DENOISERS,
     MASKED,
     OBJECTIVES,
     PADDED,
@@ -53,12 +54,13 @@ LONG = (
     "self-distillation",
     "residual",
     "cllm",
+    "full attention",
 )
-EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
+EVERY = over(OBJECTIVES, (*LONG[:2], LONG[-1]))  # which studies use, and a loss of another row
 # of two programs a test, which each form of a batch compiles: tokens and pairs
 QUICK = over(OBJECTIVES, OBJECTIVES.keys() - {"next token", "consistency"})
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
-RANDOM |= {"masked diffusion", "self-distillation", "block diffusion", "draft"}
+RANDOM |= {*DENOISERS, "block diffusion", "draft"}
 
 
 def frozen_of(name: str):
@@ -98,6 +100,7 @@ def test_every_objective_is_a_row():
         name.removesuffix("_loss").replace("_", " ") for name in dir(losses) if "_loss" in name
     }
     named |= {"stepwise", "recurrent consistency"}  # of experiments
+    named |= {"full attention"}  # the masked diffusion of another network, by other rules
     assert named == {name.replace("-", " ") for name in OBJECTIVES}
 
 

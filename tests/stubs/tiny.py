@@ -67,6 +67,7 @@ tiny_causal = functools.partial(tiny, "test-causal")
 tiny_blocks = functools.partial(tiny, "test-sdar")
 tiny_full = functools.partial(tiny, "test-full")
 tiny_denoiser = functools.partial(tiny, "test-mdlm")
+tiny_full = functools.partial(tiny, "test-full")
 
 
 def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
