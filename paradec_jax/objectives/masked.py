@@ -3,6 +3,7 @@ of denoisers, of models of full attention as LLaDA (arXiv 2502.09992) and Dream 
 are trained, and from a causal model on.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
