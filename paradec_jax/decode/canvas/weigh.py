@@ -26,7 +26,7 @@ A step that reveals nothing calls nothing. Ties go to the lower position.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,8 @@ from paradec_jax.decode.rules.randomness import Purpose, uniform_at
 from paradec_jax.decode.rules.sampling import TINY
 from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
 from paradec_jax.nn.precision import at_least_float32
+
+AnyState = TypeVar("AnyState", bound="CanvasState")
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -121,7 +123,7 @@ class CanvasState(BlockCanvas):
     todo: Int[Array, "B"]
     age: Int[Array, "B"]
 
-    def opened(self) -> tuple["CanvasState", Bool[Array, "B"]]:
+    def opened(self: AnyState) -> tuple[AnyState, Bool[Array, "B"]]:
         """The canvas at the block of each running row's first mask, and rows that it is new to."""
         at = jnp.where(self.rows.done, self.cached, self.block_at(self.rows.length))
         opens = ((at != self.cached) | (self.todo == 0)) & ~self.rows.done
@@ -205,7 +207,7 @@ class CanvasDecoder(DecoderBase):
         state: CanvasState,
         hidden: Float[Array, "B C D"],
         positions: Int[Array, "B C"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Weighed:
         """A token for each position, given the hidden state about it, and how sure it is."""
         logits = at_least_float32(self.network.logits(params, hidden))
@@ -229,7 +231,7 @@ class CanvasDecoder(DecoderBase):
         hidden: Float[Array, "B W D"],
         at: Int[Array, "B"],
         where: Bool[Array, "B W"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Weighed:
         """`judge` at some positions of a window that begins at `at`, and their order."""
 
@@ -252,7 +254,7 @@ class CanvasDecoder(DecoderBase):
         return dataclasses.replace(sure, scores=jnp.where(knobs.spread > 0, drawn, sure.scores))
 
     def due(
-        self, state: CanvasState, masks: Int[Array, "B"], knobs: CanvasKnobs
+        self, state: CanvasState, masks: Int[Array, "B"], knobs: Any
     ) -> tuple[CanvasState, Int[Array, "B"]]:
         """The canvas at the next step that reveals any of its block's masks, and how many that is."""
         if self.rule not in COUNTED:
@@ -283,7 +285,7 @@ class CanvasDecoder(DecoderBase):
         masked: Bool[Array, "B W"],
         count: Int[Array, "B"],
         step: Int[Array, "B"],
-        knobs: CanvasKnobs,
+        knobs: Any,
     ) -> Bool[Array, "B W"]:
         """Which of the masked positions the rule reveals, given their scores and how many are due."""
         if self.rule == "factor":

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.decode.canvas.spans import read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState
 from paradec_jax.decode.machine.knobs import UNLIMITED
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.masked import UnmaskedInfo
@@ -50,13 +50,11 @@ class Planned(CanvasDecoder):
                 f"Planned ranks the whole canvas, so length must be None, not {self.length}"
             )
 
-    def init(self, params: Any, request: Request, knobs: CanvasKnobs) -> CanvasState:
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
         return self.blank(request, self.block)
 
-    def step(
-        self, params: Any, state: CanvasState, knobs: CanvasKnobs
-    ) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
         """One call on the canvas: all new positions are ranked."""
         state, _ = state.opened()
         state, hidden = read_whole(self, params, state)

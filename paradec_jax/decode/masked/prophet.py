@@ -79,13 +79,11 @@ class Prophet(CanvasDecoder):
     Knobs: ClassVar[type] = ProphetKnobs
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": COUNTED}
 
-    def init(self, params: Any, request: Request, knobs: ProphetKnobs) -> CanvasState:
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
         return self.blank(request, self.block)
 
-    def step(
-        self, params: Any, state: CanvasState, knobs: ProphetKnobs
-    ) -> tuple[CanvasState, Committed]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, Committed]:
         """One call on the canvas: a step in each row's open block, or all of it."""
         state, _ = state.opened()
         state, count = self.due(
@@ -121,7 +119,7 @@ class Prophet(CanvasDecoder):
         gap = score.gap(self.network.logits(params, hidden))
         return dataclasses.replace(super().judge(*args), more=gap)
 
-    def progress(self, state: CanvasState, knobs: ProphetKnobs) -> Float[Array, "B"]:
+    def progress(self, state: CanvasState, knobs: Any) -> Float[Array, "B"]:
         """Share of a row's steps that are done with this call."""
         first, block = state.rows.prompt_lengths, self.block
         steps = jnp.where(knobs.steps == UNLIMITED, block, knobs.steps)

@@ -72,14 +72,12 @@ class SemiAutoregressive(CanvasDecoder):
     Knobs: ClassVar[type] = CacheKnobs
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "cache": CACHES}
 
-    def init(self, params: Any, request: Request, knobs: CacheKnobs) -> CanvasState:
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
         """Fills the canvas with masks; calls nothing."""
         cache = None if self.cache == "none" else self.empty_cache(request, self.size)
         return self.blank(request, self.size if self.cache == "prefix" else self.block + 1, cache)
 
-    def step(
-        self, params: Any, state: CanvasState, knobs: CacheKnobs
-    ) -> tuple[CanvasState, UnmaskedInfo]:
+    def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, UnmaskedInfo]:
         """One call: positions of each row's open block are revealed."""
         # The open block holds the first mask: all before it are complete.
         state, opens = state.opened()

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.canvas.spans import read_canvas, read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState, Weighed
+from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Weighed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import entry_of
@@ -71,7 +71,7 @@ class SpeculativeDenoising(CanvasDecoder):
     rule: str = "single"
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {**CanvasDecoder.WORDS, "rule": ("single",)}
 
-    def init(self, params: Any, request: Request, knobs: CanvasKnobs) -> SpeculativeState:
+    def init(self, params: Any, request: Request, knobs: Any) -> SpeculativeState:
         """Reads the canvas of masks: what it says are the first drafts."""
         state, hidden = read_whole(self, params, self.blank(request, self.block))
         state = state.opened()[0]
@@ -79,7 +79,7 @@ class SpeculativeDenoising(CanvasDecoder):
         return SpeculativeState(**vars(state), sure=sure)
 
     def step(
-        self, params: Any, state: SpeculativeState, knobs: CanvasKnobs
+        self, params: Any, state: SpeculativeState, knobs: Any
     ) -> tuple[SpeculativeState, Accepted]:
         """One call on K candidates of each row: as many steps as drafts are right."""
         state, _ = state.opened()

@@ -96,12 +96,12 @@ class Wino(CanvasDecoder):
         "rule": ("threshold",),
     }
 
-    def init(self, params: Any, request: Request, knobs: WinoKnobs) -> WinoState:
+    def init(self, params: Any, request: Request, knobs: Any) -> WinoState:
         """Fills the canvas with masks; calls nothing."""
         blank = self.blank(request, self.block)
         return WinoState(**vars(blank), last=jnp.zeros_like(blank.todo))
 
-    def step(self, params: Any, state: WinoState, knobs: WinoKnobs) -> tuple[WinoState, Revoked]:
+    def step(self, params: Any, state: WinoState, knobs: Any) -> tuple[WinoState, Revoked]:
         """One call on the canvas and the shadows of each row's open block."""
         state, opens = state.opened()
         last = jnp.where(opens, FIRST, state.last)
