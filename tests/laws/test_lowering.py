@@ -18,6 +18,7 @@ from marks import over, slow
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.canvas.weigh import CanvasDecoder
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import parameter_shapes
 from paradec_jax.losses import (
@@ -68,6 +69,8 @@ def test_decoder(name):
         network = stubs.tiny_network(cache, **HALF)
     elif row.kind.visibilities == ("block",):
         network = stubs.tiny_blocks(**HALF)
+    elif issubclass(row.kind, CanvasDecoder):
+        network = stubs.tiny_full(**HALF)
     elif not row.kind.needs_cache:
         network = stubs.tiny_denoiser(**HALF)
     decoder = row.decoder(network, SIZE)

@@ -59,6 +59,8 @@ from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.records import choices, pytree
 
+AnyState = TypeVar("AnyState", bound="CanvasState")
+
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "confidence": score.probability,
@@ -109,9 +111,6 @@ class RecordedOrders(RecordedDraws):
 
     orders: Float[Array, "B T S"] | None = None
     per_row: ClassVar[tuple[str, ...]] = ("orders",)
-
-
-AnyState = TypeVar("AnyState", bound="CanvasState")
 
 
 @pytree
