@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from paradec_jax.config import TransformerConfig
 from paradec_jax.objectives.folder import say
 from paradec_jax.objectives.job import Job
 from paradec_jax.store import Model
@@ -32,8 +31,9 @@ def filling(job: Job, shape: Any, mask: str | None, alignment: str | None, **cha
     config: Any = model.config
     if config.windows:
         raise ValueError(f"{name} has sliding windows, which no model that fills masks has")
-    fields = [field.name for field in dataclasses.fields(TransformerConfig)]
-    config = shape(**{field: getattr(config, field) for field in fields} | changes)
+    # What both shapes have, but for the lengths of blocks.
+    both = {field.name for field in dataclasses.fields(shape)} & {*vars(config)}
+    config = shape(**{name: getattr(config, name) for name in both - {"block", "blocks"}} | changes)
     spec = model.token_spec
     hides = unused(job, mask) if model.family == "causal" else spec.mask
     spec = dataclasses.replace(spec, mask=hides, alignment=alignment or spec.alignment)
