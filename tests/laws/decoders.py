@@ -235,7 +235,8 @@ def by_class(names: Iterable[str], seldom: Iterable[str], apart: Iterable[str] =
 CLASSES = first_rows(ROWS)
 # which `test_house.py` tests
 HOUSE = tuple(name for name, row in ROWS.items() if row.kind.__module__ == house.__name__)
-LONG = (*REPLICAS, *HOUSE)
+# Steps of these are those of SemiAutoregressive in another order.
+LONG = (*REPLICAS, *HOUSE, "prophet", "planned", "speculative-denoising")
 ALIKE = (
     *LONG,
     "wavefront-straight-through",
@@ -243,13 +244,10 @@ ALIKE = (
     "soft-block",
     "residual-veto",
     "elastic",
-    "prophet",
-    "planned",
     # whose programs are the largest
     "residual",
     "residual-speculative",
     "self-verified",
-    "speculative-denoising",
 )
 APART = ("jacobi-blocks",)  # a window of several blocks is a paper of its own
 # One of each kind of state goes through all drivers.

@@ -26,10 +26,8 @@ TOLD = {
 }
 ORDERS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
 QUICK = {
-    "llada semi_ar_b8",
     "dream entropy_full",
     "fast_dllm/llada dual_thr0p8",
-    "fast_dllm/dream prefix_entropy",
     "wino b8_thr0p7_back0p5",
     "prophet exit_late_constraints",
 }
