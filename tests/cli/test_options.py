@@ -67,7 +67,7 @@ def test_every_choice_of_a_decoder_is_an_option():
     usual = {row.name for row in rows_of(None).values()}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
-        choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
+        choices = [row.settings().keys() for row in rows_of(name).values()]
         assert options == set().union(*choices) and (name not in usual or shared <= options)
 
 
