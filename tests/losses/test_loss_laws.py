@@ -215,7 +215,6 @@ REFUSED = {
     "consistency_loss(causal(max_length=9), SPEC)(None, None, PAIRS_OF_TWO, None)": "positions of max_length 9",
     "cllm_loss(causal(), SPEC)(None, None, PAIRS_OF_TWO, None)": "cllm_loss wants one pair a row",
     "recurrent_consistency_loss(recurrent(), three, 1, SPEC, RULES, filler_share=1.5)": "filler_share must be in",
-    "draft_loss(blocks(), drafter())": "visibility 'causal', not 'block'",
     "DraftRules(target='best')": "target must be one of law, token, not 'best'",
     "DraftRules(decay=1.5)": "decay must be at most 1, not 1.5",
     "DraftRules(anchors=0)": "anchors must be at least 1, not 0",
