@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +16,18 @@ from paradec_jax.io import text_of
 from paradec_jax.store.model import Model, sampling_of
 from paradec_jax.text.template import check as check_template
 
-from . import gguf, huginn, mdlm, qwen2, sdar
+from . import full, gguf, huginn, mdlm, qwen2, sdar
 from . import weights as tensor_files
 from .engine import ConvertError, Json, read_json
 from .fields import check_plain, matches, present
 from .words import WORDS, check_words, json_if_there, read_special, read_tokenizer
 
 DEFAULT = "default"  # name of a chat template
-BY_FAMILY: dict[str, ModuleType] = {module.FAMILY: module for module in (huginn, qwen2, sdar, mdlm)}
+BY_FAMILY: dict[str, ModuleType] = {
+    module.FAMILY: module for module in (huginn, qwen2, sdar, full, mdlm)
+}
 BY_TYPE = {kind: module for module in BY_FAMILY.values() for kind in module.MODEL_TYPES}
+BY_KIND: dict[str, ModuleType] = {module.KIND: module for module in (sdar, full)}
 GGUF, LIGHTNING = ".gguf", ".ckpt"
 
 
@@ -33,7 +37,7 @@ def opened(
     dtype: str | None = None,
     tokenizer: Path | None = None,
     weights: str | None = None,
-    of_blocks: Json | None = None,
+    of_masks: Json | None = None,
     *,
     allow_nonfinite: bool = False,
 ) -> Iterator[Model]:
@@ -45,7 +49,8 @@ def opened(
       dtype: type of the parameters; that of `engine.common_dtype` by default.
       tokenizer: a tokenizer.json in the place of the checkpoint's own.
       weights: of a .ckpt, "raw" (the default) or "ema".
-      of_blocks: of block diffusion, `kind`, `block`, `mask` and `alignment` of `sdar.read`.
+      of_masks: of block diffusion and of full attention, what `sdar.read` and `full.read` take, and
+        a `kind` of `BY_KIND`.
       allow_nonfinite: whether parameters may be NaN or infinite; a StoreError otherwise, when they
         are read.
 
@@ -53,7 +58,7 @@ def opened(
       ConvertError: when the checkpoint is not that of one complete, supported model.
     """
     words = path / WORDS if tokenizer is None and (path / WORDS).exists() else tokenizer
-    given = {name: value for name, value in (of_blocks or {}).items() if value is not None}
+    given = {name: value for name, value in (of_masks or {}).items() if value is not None}
     with _reading(path, dtype, tokenizer, weights, given) as model:
         if path.is_dir():
             more: Any = _read_chat(path) | {"special_tokens": read_special(path)}
@@ -67,26 +72,28 @@ def opened(
 
 @contextlib.contextmanager
 def _reading(
-    path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Json
+    path: Path,
+    dtype: str | None,
+    tokenizer: Path | None,
+    weights: str | None,
+    given: dict[str, Any],
 ) -> Iterator[Model]:
-    """What a converter reads; `of_blocks` is for block diffusion alone."""
+    """What a converter reads."""
     module: ModuleType | None = None
     if path.is_dir():
         fields = mdlm.flat(read_json(path / "config.json"))
         check_plain(fields)
-        kind = fields.get("model_type")
-        if str(kind) not in BY_TYPE:
-            raise ConvertError(f"model_type must be one of {', '.join(BY_TYPE)}, not {kind!r}")
-        module = BY_TYPE[str(kind)]
-    for name in of_blocks if module is not sdar else ():
-        raise ConvertError(f"--{name} is for models of block diffusion, but {path} holds another")
+        module = _module_of(fields, given)
+    takes = inspect.signature(module.read).parameters if module else {}
+    for name in given.keys() - takes.keys():
+        raise ConvertError(f"--{name} is for other models than that of {path}")
     if weights is not None and (module or path.suffix != LIGHTNING):
         raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {path} is none")
     if module is not None:
         # The others' configs say what texts begin with.
-        more = {"words": tokenizer} if module in (qwen2, sdar) else {}
+        more = {"words": tokenizer} if "words" in takes else {}
         with tensor_files.opened(path, module.plain_name, module.PREFIX) as source:
-            yield module.read(source, fields, dtype, **of_blocks, **more)
+            yield module.read(source, fields, dtype, **given, **more)
     elif path.suffix == LIGHTNING:
         with mdlm.read_checkpoint(path, weights or "raw", dtype) as model:
             yield model
@@ -96,6 +103,27 @@ def _reading(
         raise ConvertError(
             f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}"
         )
+
+
+def _module_of(fields: Json, given: dict[str, Any]) -> ModuleType:
+    """The converter of a folder; takes `kind` out of what is given."""
+    named = str(fields.get("model_type"))
+    kind = given.pop("kind", fields.get(full.KIND_FIELD))
+    if kind is not None:
+        types = {one: ", ".join(module.RELEASES) for one, module in BY_KIND.items()}
+        if named not in types.get(kind, "").split(", "):
+            raise ConvertError(
+                f"kind {kind!r} is not one of model type {named!r}, by kind: {types}"
+            )
+        return BY_KIND[kind]
+    if named not in BY_TYPE:
+        raise ConvertError(f"model_type must be one of {', '.join(BY_TYPE)}, not {named!r}")
+    if named.startswith("a2d") and not (given.get("block") or fields.get("block_size")):
+        raise ConvertError(
+            f"config.json of a {named} does not say how it was trained: name it with paradec import --kind "
+            f"{full.KIND} (or {sdar.KIND}), or load(..., kind={full.KIND!r})"
+        )
+    return BY_TYPE[named]
 
 
 def _read_chat(folder: Path) -> dict[str, Any]:

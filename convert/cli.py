@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -34,6 +34,7 @@ def import_model(
     block: int | None = None,
     mask: int | None = None,
     alignment: Literal["own", "next"] | None = None,
+    origin: Literal["start", "padded"] | None = None,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
@@ -48,22 +49,27 @@ def import_model(
         nothing, where that has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their
         moving averages.
-      kind: of type a2d-qwen3, how it was trained where config.json has no block_size; mdlm is not
-        supported.
+      kind: how it was trained where config.json does not say it, "bd3lm" block by block or "mdlm"
+        with full attention: of types a2d-qwen3 and a2d-qwen2, and of qwen2 where it is no causal
+        model but Open-dCoder.
       block: of block diffusion, tokens of a block; by default those of config.json, or else 4
         (SDAR) or 32.
-      mask: of block diffusion, id of the mask; by default that of config.json, or else of the
-        release.
-      alignment: of block diffusion, the token that logits are about: "own" for that of their
+      mask: of block diffusion and full attention, id of the mask; by default that of the folder's
+        files, or else, of block diffusion, of the release.
+      alignment: of block diffusion and full attention, the token that logits are about: "own" for that of their
         position (as of SDAR), "next" for the one after it (as of Fast-dLLM v2); by default that of
         the model type.
+      origin: of block diffusion, where the blocks of a text count from: "start" for position 0 (by
+        default), "padded" for the end of the prompt, in both directions, as in the published sampler
+        of a2d.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
     check_replaceable(dst, overwrite)
-    of_blocks = {"kind": kind, "block": block, "mask": mask, "alignment": alignment}
+    of_masks: dict[str, Any] = {"kind": kind, "block": block, "mask": mask}
+    of_masks |= {"alignment": alignment, "origin": origin}
     with opened(
-        locate(src), dtype, tokenizer, weights, of_blocks, allow_nonfinite=allow_nonfinite
+        locate(src), dtype, tokenizer, weights, of_masks, allow_nonfinite=allow_nonfinite
     ) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)

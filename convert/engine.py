@@ -103,6 +103,16 @@ def fused(paths: Sequence[str], name: str, pattern: str) -> list[Row]:
     return [Row(path, name, pattern, None, len(paths), i) for i, path in enumerate(paths)]
 
 
+def columns(table: str, count: int = -1) -> list[list[str]]:
+    """The words of each line of a table, the last of `count` + 1 columns with its blanks."""
+    return [line.split(maxsplit=count) for line in table.strip().splitlines()]
+
+
+def rows_of(table: str) -> list[Row]:
+    """The rows of a table of paths, names and patterns."""
+    return [Row(path, name, pattern) for path, name, pattern in columns(table, 2)]
+
+
 def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row]:
     """The rows of layers, from those of one; a layer's paths and names begin with `path`, `name`."""
 

@@ -24,28 +24,31 @@ from paradec_jax.text import template as templates
 from paradec_jax.text.tokenizer import Tokenizer
 
 from . import qwen2
-from .engine import ConvertError, Json, Source, note, table_shapes
+from .engine import ConvertError, Json, Source, columns, note, table_shapes
 from .fields import present, token_ids, token_spec
 
 LONGEST_PIECE, ALL_PIECES = 256, 2_500_000  # characters of one and of all; each is cut everywhere
-FIELDS = {  # of config.json, and keys of the metadata without the architecture
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-SCALING = {  # the same of rope_scaling
-    "rope_type": "type",
-    "factor": "factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-    "original_max_position_embeddings": "original_context_length",
-}
+# Fields of config.json, and keys of the metadata without the architecture.
+FIELDS = dict(
+    columns("""
+        hidden_size              embedding_length
+        num_hidden_layers        block_count
+        intermediate_size        feed_forward_length
+        num_attention_heads      attention.head_count
+        num_key_value_heads      attention.head_count_kv
+        head_dim                 attention.key_length
+        max_position_embeddings  context_length
+        rms_norm_eps             attention.layer_norm_rms_epsilon
+        rope_theta               rope.freq_base
+    """)
+)
+SCALING = columns("""
+    rope_type                         type
+    factor                            factor
+    beta_fast                         yarn_beta_fast
+    beta_slow                         yarn_beta_slow
+    original_max_position_embeddings  original_context_length
+""")  # the same of rope_scaling
 # Keys that change nothing where they are 1.
 NEUTRAL = "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor "
 NEUTRAL += "rope.scale_linear logit_scale residual_scale embedding_scale attention.causal"
@@ -176,7 +179,7 @@ def config_fields(values: Json, stored: Mapping[str, Any]) -> dict[str, Any]:
         )
     start = f"{kind}."
     given = {k.removeprefix(start): value for k, value in values.items() if k.startswith(start)}
-    scaling = {field: given.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
+    scaling = {field: given.pop(f"rope.scaling.{key}", None) for field, key in SCALING}
     fields = {field: given.get(key) for field, key in FIELDS.items()}
     split = (fields["hidden_size"] or 0) // (fields["num_attention_heads"] or 1)
     channels = fields["head_dim"] or split

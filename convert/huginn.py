@@ -9,7 +9,18 @@ import numpy as np
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.store.model import Model
 
-from .engine import Json, Row, Source, Table, check_tied, export_tree, fused, layered, read_table
+from .engine import (
+    Json,
+    Row,
+    Source,
+    Table,
+    check_tied,
+    export_tree,
+    fused,
+    layered,
+    read_table,
+    rows_of,
+)
 from .fields import (
     Fields,
     built,
@@ -110,11 +121,11 @@ def table(config: RecurrentDepthConfig) -> Table:
         "c": config.head_dim,
         "f": config.feed_forward,
     }
-    rows = [
-        Row("embedding", EMBEDDING, "v d -> v d"),
-        Row("adapter", "transformer.adapter.weight", "d e -> e d"),
-        Row("final_norm", "transformer.ln_f.weight", "d -> d"),
-    ]
+    rows = rows_of(f"""
+        embedding   {EMBEDDING}                 v d -> v d
+        adapter     transformer.adapter.weight  d e -> e d
+        final_norm  transformer.ln_f.weight     d -> d
+    """)
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
     block = [

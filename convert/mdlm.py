@@ -18,13 +18,13 @@ from . import torch_files
 from .engine import (
     ConvertError,
     Json,
-    Row,
     Source,
     Table,
     export_tree,
     fused,
     layered,
     read_table,
+    rows_of,
     table_shapes,
 )
 from .fields import (
@@ -147,32 +147,33 @@ def table(config: MaskedDiffusionConfig) -> Table:
         "m": 6,  # vectors of a block
         "n": 2,  # of the end
     }
-    block = [
-        Row("attention_norm", "norm1.weight", "d -> d"),
-        *fused([f"attention/{x}" for x in "qkv"], "attn_qkv.weight", "(h c) d -> d h c"),
-        Row("attention/out", "attn_out.weight", "d (h c) -> h c d"),
-        Row("mlp_norm", "norm2.weight", "d -> d"),
-        Row("mlp/up", "mlp.0.weight", "f d -> d f"),
-        Row("mlp/up_bias", "mlp.0.bias", "f -> f"),
-        Row("mlp/down", "mlp.2.weight", "d f -> f d"),
-        Row("mlp/down_bias", "mlp.2.bias", "d -> d"),
-        Row("modulation", "adaLN_modulation.weight", "(m d) k -> k m d"),
-        Row("modulation_bias", "adaLN_modulation.bias", "(m d) -> m d"),
-    ]
-    rows = [
-        Row("embedding", EMBEDDING, "v d -> v d"),
-        Row("noise_in", "sigma_map.mlp.0.weight", "k e -> e k"),
-        Row("noise_in_bias", "sigma_map.mlp.0.bias", "k -> k"),
-        Row("noise_out", "sigma_map.mlp.2.weight", "o k -> k o"),
-        Row("noise_out_bias", "sigma_map.mlp.2.bias", "k -> k"),
-        *layered(block, config.layers, "layer", "blocks"),
-        Row("final_norm", "output_layer.norm_final.weight", "d -> d"),
-        Row("head", "output_layer.linear.weight", "v d -> d v"),
-        Row("head_bias", "output_layer.linear.bias", "v -> v"),
-        Row("final_modulation", "output_layer.adaLN_modulation.weight", "(n d) k -> k n d"),
-        Row("final_modulation_bias", "output_layer.adaLN_modulation.bias", "(n d) -> n d"),
-    ]
-    return axes, rows
+    norm, *block = rows_of("""
+        attention_norm   norm1.weight             d -> d
+        attention/out    attn_out.weight          d (h c) -> h c d
+        mlp_norm         norm2.weight             d -> d
+        mlp/up           mlp.0.weight             f d -> d f
+        mlp/up_bias      mlp.0.bias               f -> f
+        mlp/down         mlp.2.weight             d f -> f d
+        mlp/down_bias    mlp.2.bias               d -> d
+        modulation       adaLN_modulation.weight  (m d) k -> k m d
+        modulation_bias  adaLN_modulation.bias    (m d) -> m d
+    """)
+    qkv = fused([f"attention/{x}" for x in "qkv"], "attn_qkv.weight", "(h c) d -> d h c")
+    start = rows_of(f"""
+        embedding       {EMBEDDING}             v d -> v d
+        noise_in        sigma_map.mlp.0.weight  k e -> e k
+        noise_in_bias   sigma_map.mlp.0.bias    k -> k
+        noise_out       sigma_map.mlp.2.weight  o k -> k o
+        noise_out_bias  sigma_map.mlp.2.bias    k -> k
+    """)
+    end = rows_of("""
+        final_norm             output_layer.norm_final.weight        d -> d
+        head                   output_layer.linear.weight            v d -> d v
+        head_bias              output_layer.linear.bias              v -> v
+        final_modulation       output_layer.adaLN_modulation.weight  (n d) k -> k n d
+        final_modulation_bias  output_layer.adaLN_modulation.bias    (n d) -> n d
+    """)
+    return axes, start + layered([norm, *qkv, *block], config.layers, "layer", "blocks") + end
 
 
 def parameter_order(config: MaskedDiffusionConfig) -> list[str]:

@@ -12,12 +12,12 @@ from . import qwen2
 from .engine import (
     ConvertError,
     Json,
-    Row,
     Source,
     Table,
     export_tree,
     layered,
     read_table,
+    rows_of,
     table_shapes,
 )
 from .fields import Fields, built, check_fixed, parse_fields
@@ -71,11 +71,11 @@ def export(
 
 def table(config: ResidualHeadConfig) -> Table:
     """The rows of all parameters, names without the prefix."""
-    rows = [
-        Row("embedding_norm", "enorm.weight", "d -> d"),
-        Row("hidden_norm", "hnorm.weight", "d -> d"),
-        Row("fusion", "eh_proj.weight", "d e -> e d"),
-        Row("final_norm", "norm.weight", "d -> d"),
-    ]
+    rows = rows_of("""
+        embedding_norm  enorm.weight    d -> d
+        hidden_norm     hnorm.weight    d -> d
+        fusion          eh_proj.weight  d e -> e d
+        final_norm      norm.weight     d -> d
+    """)
     rows += layered(qwen2.block_rows(config), config.layers, "layer", "layers")
     return qwen2.block_axes(config) | {"e": 2 * config.width}, rows

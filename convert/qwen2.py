@@ -1,12 +1,12 @@
 """Causal transformers (`qwen2`, `qwen3`, `llama`): names, layouts and fields on both sides.
 
-`sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they
+`sdar` and `full` read and write their layouts with what is here; `llada` names one of them. Fields mean what they
 mean in transformers 5; those of version 4 are written, which both read.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +23,7 @@ from paradec_jax.config.rotary import KINDS
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.store.model import Model
 
+from . import llada
 from .engine import (
     ConvertError,
     Json,
@@ -33,6 +34,7 @@ from .engine import (
     export_tree,
     layered,
     read_table,
+    rows_of,
 )
 from .fields import (
     Fields,
@@ -78,6 +80,37 @@ FIELDS: Fields = {
 
 # Fields that admit one value, because only that is implemented.
 FIXED: dict[str, Any] = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+# The rows of a block; of its biases and norms, where the shape has them.
+BLOCK = {
+    "": """
+        attention_norm    input_layernorm.weight           d -> d
+        mlp_norm          post_attention_layernorm.weight  d -> d
+        attention/q       self_attn.q_proj.weight          (h c) d -> d h c
+        attention/k       self_attn.k_proj.weight          (g c) d -> d g c
+        attention/v       self_attn.v_proj.weight          (g c) d -> d g c
+        attention/out     self_attn.o_proj.weight          d (h c) -> h c d
+        mlp/gate          mlp.gate_proj.weight             f d -> d f
+        mlp/up            mlp.up_proj.weight               f d -> d f
+        mlp/down          mlp.down_proj.weight             d f -> f d
+    """,
+    "out_bias": """
+        attention/out_bias  self_attn.o_proj.bias  d -> d
+    """,
+    "mlp_bias": """
+        mlp/gate_bias  mlp.gate_proj.bias  f -> f
+        mlp/up_bias    mlp.up_proj.bias    f -> f
+        mlp/down_bias  mlp.down_proj.bias  d -> d
+    """,
+    "qkv_bias": """
+        attention/q_bias  self_attn.q_proj.bias  (h c) -> h c
+        attention/k_bias  self_attn.k_proj.bias  (g c) -> g c
+        attention/v_bias  self_attn.v_proj.bias  (g c) -> g c
+    """,
+    "qk_norm": """
+        attention/q_norm  self_attn.q_norm.weight  c -> c
+        attention/k_norm  self_attn.k_norm.weight  c -> c
+    """,
+}
 SLIDING: Fields = {
     "on": (("use_sliding_window",), bool, False),
     "window": (("sliding_window",), int, 4096),
@@ -126,6 +159,7 @@ def read_params(
     Raises:
       ConvertError: when the tensors are not those of this config.
     """
+    head = (named := _named(config))(HEAD)
     shallow = dataclasses.replace(config, layers=min(config.layers, len(source.tensors) + 1))
     zeros = [
         name for name in _out_biases(shallow, str(fields["model_type"])) if name in source.tensors
@@ -134,10 +168,10 @@ def read_params(
         config = dataclasses.replace(config, out_bias=False)
     optional: dict[str, tuple[int, ...]] = dict.fromkeys(zeros, (config.width,))
     if config.tie_embeddings:
-        optional[HEAD] = (config.vocab_size, config.width)
+        optional[head] = (config.vocab_size, config.width)
     params, param_dtype = read_table(source, table(config), dtype, optional)
     if config.tie_embeddings:
-        check_tied(source, HEAD, EMBEDDING, "tie_word_embeddings")
+        check_tied(source, head, named(EMBEDDING), "tie_word_embeddings")
     return params, typed(config, fields, param_dtype)
 
 
@@ -169,14 +203,26 @@ def write_layout(
 
 def table(config: TransformerConfig) -> Table:
     """The rows of all parameters."""
-    rows = [
-        Row("embedding", EMBEDDING, "v d -> v d"),
-        Row("final_norm", "model.norm.weight", "d -> d"),
-    ]
+    rows = rows_of(f"""
+        embedding   {EMBEDDING}        v d -> v d
+        final_norm  model.norm.weight  d -> d
+    """)
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
     rows += layered(block_rows(config), config.layers, "layer", "model.layers")
+    named = _named(config)
+    rows = [dataclasses.replace(row, name=named(row.name)) for row in rows]
     return block_axes(config) | {"v": config.vocab_size}, rows
+
+
+def is_llada(config: TransformerConfig) -> bool:
+    """Whether a shape has the layout of `llada`, as full attention without biases and norms has."""
+    return config.visibility == "full" and not (config.qk_norm or config.qkv_bias)
+
+
+def _named(config: TransformerConfig) -> Callable[[str], str]:
+    """The name in a shape's layout of a tensor of Qwen's."""
+    return llada.tensor if is_llada(config) else str
 
 
 def block_axes(config: TransformerConfig | ResidualHeadConfig) -> dict[str, int]:
@@ -192,31 +238,8 @@ def block_axes(config: TransformerConfig | ResidualHeadConfig) -> dict[str, int]
 
 def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
     """The rows of one block."""
-    heads = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
-    block = [
-        Row("attention_norm", "input_layernorm.weight", "d -> d"),
-        Row("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
-        *(
-            Row(f"attention/{x}", f"self_attn.{x}_proj.weight", f"({n} c) d -> d {n} c")
-            for x, n in heads.items()
-        ),
-        Row("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d"),
-        *(Row(f"mlp/{x}", f"mlp.{x}_proj.weight", "f d -> d f") for x in ("gate", "up")),
-        Row("mlp/down", "mlp.down_proj.weight", "d f -> f d"),
-    ]
-    if config.out_bias:
-        block.append(Row("attention/out_bias", "self_attn.o_proj.bias", "d -> d"))
-    if config.mlp_bias:
-        sizes = {"gate": "f", "up": "f", "down": "d"}
-        block += [
-            Row(f"mlp/{x}_bias", f"mlp.{x}_proj.bias", f"{n} -> {n}") for x, n in sizes.items()
-        ]
-    if config.qkv_bias:
-        names = ((f"attention/{x}_bias", f"self_attn.{x}_proj.bias", n) for x, n in heads.items())
-        block += [Row(path, name, f"({n} c) -> {n} c") for path, name, n in names]
-    if config.qk_norm:
-        block += [Row(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
-    return block
+    parts = [rows for part, rows in BLOCK.items() if getattr(config, part or "width")]
+    return rows_of("".join(map(str.rstrip, parts)))
 
 
 def _out_biases(config: TransformerConfig, kind: str) -> list[str]:
@@ -238,6 +261,8 @@ def check_layout(config: TransformerConfig, kind: str) -> None:
         "mlp_bias": config.mlp_bias and kind != "llama",
         "out_bias without qkv_bias": config.out_bias and not config.qkv_bias,
         "sliding_window": config.windows and kind not in WINDOWED,
+        "rope_scaling": config.rope_scaling and kind == llada.LLADA,
+        "head_channels": config.head_dim * config.heads != config.width and kind == llada.LLADA,
     }
     for field in (field for field, value in wrong.items() if value):
         raise ConvertError(f"config.json of a {kind} has no place for {field} of this model")
@@ -257,6 +282,7 @@ def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTra
     """
     kind = fields["model_type"]
     check_fixed(fields, FIXED)
+    fields = llada.parsed(fields) if kind == llada.LLADA else fields
     rope = _rope(fields)
     ours = parse_fields({**fields, "rope_theta in rope_parameters": rope.get("rope_theta")}, FIELDS)
     ours["rope_scaling"] = scaling = _scaling(rope, fields)
@@ -363,13 +389,14 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
         if scaled["rope_type"] in UNSCALED:
             fields["max_position_embeddings"] = scaled.pop(ORIGINAL)
         fields["rope_scaling"] = scaled
-    return fields | {
+    fields |= {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "hidden_act": FIXED["hidden_act"],
         "model_type": kind,
         "torch_dtype": config.dtype,
         "use_cache": True,
     }
+    return llada.formatted(fields) if kind == llada.LLADA else fields
 
 
 def parse_tokens(

@@ -5,6 +5,7 @@ caller may. A folder of SDAR may hold a residual head beside its backbone.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,17 +15,22 @@ from paradec_jax.store.model import Model
 from . import mrp, qwen2
 from .engine import ConvertError, Json, Source, parted
 from .fields import parse_fields
+from .words import mask_of
 
 FAMILY = "block_diffusion"
 PREFIX, plain_name, table = qwen2.PREFIX, qwen2.plain_name, qwen2.table  # of all its layouts
-# By model type: whose layout, the field of the block length; the usual length, mask and alignment.
-RELEASES: dict[str, tuple[str, str, int, int, str]] = {
+# By model type: whose layout, the field of the block length; the usual length, mask (None: files
+# say it) and alignment.
+RELEASES: dict[str, tuple[str, str, int, int | None, str]] = {
     "sdar": ("sdar", "block_size", 4, 151_669, "own"),
     "a2d-qwen3": ("qwen3", "block_size", 32, 151_669, "own"),
+    "a2d-qwen2": ("qwen2", "block_size", 32, None, "own"),
     "Fast_dLLM_Qwen": ("qwen2", "bd_size", 32, 151_665, "next"),
 }
-SDAR, A2D, FAST = MODEL_TYPES = tuple(RELEASES)
+MODEL_TYPES, KIND = tuple(RELEASES), "bd3lm"
+SDAR, FAST = "sdar", "Fast_dLLM_Qwen"
 ALIGNMENT = "alignment"  # a field of our own, written where it is not that of the model type
+ORIGIN = "block_origin"  # another one, where blocks do not count from position 0
 LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 
 
@@ -33,29 +39,25 @@ def read(
     fields: Json,
     dtype: str | None = None,
     *,
-    kind: str | None = None,
     block: int | None = None,
     mask: int | None = None,
     alignment: str | None = None,
+    origin: str | None = None,
     words: Path | None = None,
 ) -> Model:
     """As `qwen2.read`, and besides:
 
     Args:
-      kind: of a2d-qwen3, how it was trained, "bd3lm"; what config.json or `block` say by default.
       block: tokens of a block; those of config.json by default, or else of `RELEASES`.
       mask: id of the mask token; that of config.json by default, or else of `RELEASES`.
       alignment: which token logits are about, "own" or "next"; by default as the block length.
+      origin: where blocks of a decoded text count from, "start" or "padded"; by default what
+        config.json says, or else "start".
     """
-    layout = {"model_type": RELEASES[fields["model_type"]][0]}
-    known = kind or block or fields.get("block_size") or fields["model_type"] != A2D
-    if not known or kind not in (None, "bd3lm"):
-        raise ConvertError(
-            f"kind of {source.folder} must be bd3lm, not {kind}: mdlm is not supported, and config.json does not say "
-            "how it was trained (load(..., kind='bd3lm'), or paradec import --kind bd3lm)"
-        )
-    config = parse_config(fields, block)
-    tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, words)
+    named, _, _, *usual = RELEASES[fields["model_type"]]
+    layout = {"model_type": named}
+    config = parse_config(fields, block, origin)
+    tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, usual, words)
     backbone, head = parted(source, mrp.PREFIX)
     params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
     return Model(config, params, tokens, head=mrp.read(head, fields, config, dtype))
@@ -77,17 +79,22 @@ def write(folder: Path, model: Model) -> None:
     more["architectures"] = [f"{'SDAR' if kind == SDAR else FAST}ForCausalLM"]
     if alignment != usual:
         more[ALIGNMENT] = alignment
+    if config.origin != "start":
+        more[ORIGIN] = config.origin
     if config.blocks is not None:
         more[LENGTHS] = list(config.blocks)
     further, of_head = mrp.export(model.head, config) if model.head else ({}, {})
     qwen2.write_layout(folder, model, layout, more | of_head, further)
 
 
-def parse_config(fields: Json, block: int | None = None) -> BlockDiffusionConfig:
+def parse_config(
+    fields: Json, block: int | None = None, origin: str | None = None
+) -> BlockDiffusionConfig:
     """The shape but for the two types; errors as of `qwen2.parse_config`, and for block lengths."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
     named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
+    more["origin"] = origin or fields.get(ORIGIN, "start")
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
@@ -104,20 +111,25 @@ def parse_tokens(
     vocab_size: int,
     mask: int | None,
     alignment: str | None,
+    usual: Sequence[Any],
     words: Path | None = None,
 ) -> TokenSpec:
     """Special tokens, mask and alignment: the caller's, the folder's, or the model type's.
+
+    `usual` is the mask of the model type, None where only files say it, and its alignment.
 
     Raises:
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
     """
     tokens = qwen2.parse_tokens(folder, fields, vocab_size, words)
-    *_, usual_mask, usual_alignment = RELEASES[fields["model_type"]]
-    mask = next(token for token in (mask, tokens.mask, usual_mask) if token is not None)
-    if not 0 <= mask < vocab_size:
+    usual_mask, usual_alignment = usual
+    mask = tokens.mask if mask is None else mask
+    mask = mask_of(folder, words) if mask is None else mask
+    mask = usual_mask if mask is None else mask
+    if mask is None or not 0 <= mask < vocab_size:
         raise ConvertError(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with "
-            "paradec import --mask"
+            "paradec import --mask, unless this is a causal model, which has none"
         )
     alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):

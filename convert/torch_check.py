@@ -15,7 +15,7 @@ import numpy as np
 
 from paradec_jax.disk.folders import ASSETS
 
-from . import mdlm, sdar
+from . import full, mdlm, sdar
 from .engine import ConvertError, read_json
 from .qwen2 import MODEL_TYPES
 
@@ -36,10 +36,12 @@ def record(folder: Path) -> dict[str, np.ndarray]:
       ConvertError: when PyTorch or transformers is not installed, the code is missing, or it fails.
     """
     fields = read_json(folder / "config.json")
-    if fields.get("model_type") in (*mdlm.MODEL_TYPES, *sdar.MODEL_TYPES):
-        raise ConvertError(
-            f"the model code of {folder} runs on a GPU alone; use --logits FILE instead"
-        )
+    if fields.get("model_type") in (
+        *mdlm.MODEL_TYPES,
+        *sdar.MODEL_TYPES,
+        *full.MODEL_TYPES,
+    ):
+        raise ConvertError(f"the model code of {folder} is not run; use --logits FILE instead")
     known = fields.get("model_type") in MODEL_TYPES
     if not known and "auto_map" not in fields:
         raise ConvertError(

@@ -25,7 +25,9 @@ Rename = Callable[[str], str]
 WRAPPER = re.compile(
     r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-HOLDER = re.compile(r"^(?:base_model\.|model\.)*(?=(embed_tokens|layers|norm|lm_head)\.)")
+HOLDER = re.compile(
+    r"^(?:base_model\.|model\.)*(?=(embed_tokens|layers|norm|transformer|lm_head)\.)"
+)
 
 
 def plain_name(name: str) -> str:

@@ -20,6 +20,7 @@ from .fields import write_json
 
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MASKS = ("<|mask|>", "<|mdm_mask|>", "|<MASK>|")  # of releases whose files have no such field
 SLOW = ("tokenizer.model", "vocab.json")  # other forms of a tokenizer
 # Post-processors that add tokens.
 FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
@@ -52,6 +53,19 @@ def read_special(folder: Path) -> dict[str, str]:
                     f"{name} is {texts[name]!r} in {folder / CONFIG}, but {text!r} in {folder / file}"
                 )
     return texts
+
+
+def mask_of(folder: Path, words: Path | None = None) -> int | None:
+    """The mask token by a folder's tokenizer: that of its field, or else the one of a usual text.
+
+    Arguments as of `begin_of_text`.
+    """
+    path = folder / WORDS if words is None else words
+    if not path.exists():
+        return None
+    known = read_tokenizer(path)
+    texts = (read_special(folder).get("mask_token", ""), *MASKS)
+    return next((token for token in map(known.id_of, texts) if token is not None), None)
 
 
 def check_words(folder: Path, path: Path, words: Tokenizer) -> None:

@@ -12,11 +12,13 @@ from paradec_jax import decode
 from paradec_jax.config import (
     BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
+    FULL_ATTENTION_PRESETS,
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
     BlockDiffusionConfig,
     CausalConfig,
     DraftConfig,
+    FullAttentionConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
@@ -131,8 +133,26 @@ BLOCK_DIFFUSION = Family(
     bundled=("tiny-sdar",),
 )
 
+FULL_ATTENTION = Family(
+    name="full_attention",
+    config=FullAttentionConfig,
+    network=TransformerNetwork,
+    presets=FULL_ATTENTION_PRESETS,
+    decoders={
+        "masked": decode.Masked(),
+        "planned": decode.Planned(),
+        "prophet": decode.Prophet(),
+        "wino": decode.Wino(),
+        "speculative": decode.SpeculativeDenoising(),
+        "semi_autoregressive": decode.SemiAutoregressive(),
+    },
+    baseline="semi_autoregressive",
+    bundled=(),
+)
+
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION, BLOCK_DIFFUSION)
+    family.name: family
+    for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION, BLOCK_DIFFUSION, FULL_ATTENTION)
 }
 PRESETS: dict[str, ModelConfig] = {
     name: preset for family in FAMILIES.values() for name, preset in family.presets.items()

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from paradec_jax.config import TokenSpec, check_number
-from paradec_jax.decode import DecoderBase, Masked, make_request
+from paradec_jax.decode import DecoderBase, make_request
+from paradec_jax.families import choose
 from paradec_jax.generate import (
     BUCKET,
     Generation,
@@ -47,14 +48,14 @@ def infill(
       model: a model with a tokenizer.
       pieces: texts and numbers of tokens to be filled in between, before or after them; or a list
         of such lists.
-      decoder: any decoder that fills holes; `Masked()` when None.
+      decoder: any decoder that fills holes; that of the model or of its family when None.
       knobs, seed, samples, log_probs, mesh: see `generate`.
 
     Raises:
       ValueError: no gap, a gap below 1, a text too long for the model, no tokenizer, or a decoder
         that appends.
     """
-    decoder = Masked() if decoder is None else decoder
+    decoder = choose(model.family, model.decoder).decoder if decoder is None else decoder
     task = infill_task(
         model, pieces, decoder, seed=seed, samples=samples, log_probs=log_probs, mesh=mesh
     )

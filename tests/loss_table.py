@@ -16,11 +16,13 @@ from experiments.recurrent_depth.stepwise import stepwise_loss
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import matrix_axes
+from paradec_jax.noise import Schedule, Times
 from paradec_jax.train import Rounds, TrainState, adamw, fit, make_train_step, muon
 
 ROWS, LENGTH = 4, 8
 SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
 MASKED = TokenSpec(mask=31, alignment="own")
+SHIFTED = TokenSpec(mask=31, alignment="next")
 
 
 def three(key: Any, step: Any) -> Any:
@@ -150,6 +152,14 @@ OBJECTIVES = {
         recurrent_consistency_loss, three, 2, SPEC, RULES, batch=pair_batch, chunk=None
     ),
     "masked diffusion": denoiser(losses.masked_diffusion_loss, MASKED, batch=denoiser_batch),
+    "full attention": on(
+        stubs.tiny_full,
+        stubs.tiny_full_params,
+        losses.masked_diffusion_loss,
+        SHIFTED,
+        losses.BoundRules(Schedule("ratio"), Times("plain"), cart=0.3),
+        batch=denoiser_batch,
+    ),
     "self-distillation": denoiser(
         losses.self_distillation_loss,
         MASKED,
@@ -208,12 +218,11 @@ def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
 
 
+DENOISERS = ("masked diffusion", "full attention", "self-distillation")
 # Denoisers read every position, the answers of "stepwise" are the last ones, and the states that
 # are drawn in "recurrent consistency" belong to places of the whole sequence.
 PADDED = [
-    name
-    for name in OBJECTIVES
-    if name not in ("stepwise", "recurrent consistency", "masked diffusion", "self-distillation")
+    name for name in OBJECTIVES if name not in ("stepwise", "recurrent consistency", *DENOISERS)
 ]
 
 
@@ -243,7 +252,7 @@ def padded(name: str, batch: dict[str, Any]) -> dict[str, Any]:
 def fixed_noise(name: str, seed: int) -> dict[str, np.ndarray]:
     """Draws that a batch may bring, by rows, so that the whole batch has the noise of its parts."""
     rng = np.random.default_rng(seed + 3000)
-    if name == "masked diffusion":
+    if name in DENOISERS[:2]:
         uniforms = rng.random((ROWS, LENGTH), np.float32)
         return {"time_uniforms": rng.random(ROWS, np.float32), "mask_uniforms": uniforms}
     if name in ("block diffusion", "residual"):

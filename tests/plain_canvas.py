@@ -9,11 +9,31 @@ def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
     return new, new * (prompt + new)
 
 
-def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """The canvas once, and for each token its block as far as the canvas goes."""
-    end = prompt + new
-    blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
-    return 1 + new, end + sum(blocks)
+def cached_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token: the whole canvas where the cache is renewed, else the block, or with "prefix"
+    the block and what follows; of alignment "next" the position before it too.
+    """
+    end, block, positions = prompt + new, options["length"], 0
+    before = stub.alignment == "next" and not options.get("first_alone")
+    for p in range(new):
+        start, age = prompt + p // block * block - before, p % block
+        narrow = end - start
+        if options["cache"] == "dual":
+            narrow = min(narrow, block + before)
+        positions += narrow if age % options.get("renew", block) else end
+    return new, positions
+
+
+def stepped_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """N calls a block on the whole canvas, or one a token where the block has fewer."""
+    sizes = [min(options["length"], new - p) for p in range(0, new, options["length"])]
+    return grid_count(sum(min(options["steps"], size) for size in sizes), stub, prompt, new)
+
+
+def drafted_canvas_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """The canvas, and then in each block four drafts a call, which are all right; a canvas a draft."""
+    sizes = [min(options["length"], new - p) for p in range(0, new, options["length"])]
+    return 1 + sum(-(-size // 4) for size in sizes), (1 + new) * (prompt + new)
 
 
 def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new: int) -> Count:

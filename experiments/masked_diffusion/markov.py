@@ -79,6 +79,7 @@ class ChainDenoiser:
     chain: Chain
     counters: tuple[str, ...] = ()
     visibility: str = "full"
+    subs: bool = True
     block: int | None = None
 
     @property

@@ -7,6 +7,7 @@ are the draws that take the place of the keys.
 from experiments.replicas.adaptive import ReleasedAdaptive
 from experiments.replicas.block_diffusion import ReleasedDenoising
 from experiments.replicas.blocks import RecordedBlocks
+from experiments.replicas.full_attention import RecordedCanvas, ReleasedCanvas, ReplayedPlanned
 from experiments.replicas.jacobi import ReleasedJacobi
 from experiments.replicas.lookahead import ReleasedLookahead
 from experiments.replicas.masked import ReleasedMasked
@@ -24,10 +25,12 @@ from experiments.replicas.wavefront import ReleasedWavefront
 __all__ = [
     "LossyPositionWise",
     "RecordedBlocks",
+    "RecordedCanvas",
     "RecordedRaces",
     "RecordedVerifications",
     "RecordedWave",
     "ReleasedAdaptive",
+    "ReleasedCanvas",
     "ReleasedDenoising",
     "ReleasedJacobi",
     "ReleasedLookahead",
@@ -40,4 +43,5 @@ __all__ = [
     "ReleasedVerified",
     "ReleasedVeto",
     "ReleasedWavefront",
+    "ReplayedPlanned",
 ]

@@ -62,9 +62,7 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
     of its own.
     """
     check_place("json", options.json)
-    # A family stands for its bundled models.
-    words = [FAMILIES[word].bundled if word in FAMILIES else (word,) for word in options.model]
-    sources = list(dict.fromkeys(itertools.chain(*words)))
+    sources = list(dict.fromkeys(itertools.chain(*map(_models, options.model))))
     places = dict(zip(store.names_of(sources), sources, strict=True))
     models = {
         name: store.load(place, dtype=options.dtype, adapter=options.adapter)
@@ -82,6 +80,15 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
         print_table(TITLE, ANSWERS | MORE.get(family, {}), rows, notes)
     _print_pairs([next(row for row in rows if row["baseline"]) for rows in tables])
     return 0
+
+
+def _models(word: str) -> tuple[str, ...]:
+    """The models that a word stands for: itself, or the bundled ones of a family. Raises ValueError
+    where it has none.
+    """
+    if word in FAMILIES and not FAMILIES[word].bundled:
+        raise ValueError(f"no model of {word} is bundled: --model takes a folder of one")
+    return FAMILIES[word].bundled if word in FAMILIES else (word,)
 
 
 def _family(models: Iterable[store.Model]) -> str:

@@ -203,8 +203,14 @@ def _task(model: store.Model, decoder: DecoderBase, prompt: Any, text: Text) -> 
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the family whose models suit it most, or of the first that has it."""
-    families = [family for family in FAMILIES.values() if family.named(name)]
+    """The last bundled model of the family whose models suit it most, or of the first that has it.
+
+    Raises:
+      ValueError: a decoder of families of which none is bundled.
+    """
+    families = [family for family in FAMILIES.values() if family.named(name) and family.bundled]
+    if not families:
+        raise ValueError(f"no bundled model suits {name}: name one with --model")
     return max(families, key=lambda family: [*family.decoders][-1] == name).bundled[-1]
 
 

@@ -12,6 +12,7 @@ from paradec_jax.config.heads import DraftConfig, ResidualHeadConfig, check_fits
 from paradec_jax.config.presets import (
     BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
+    FULL_ATTENTION_PRESETS,
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
 )
@@ -19,6 +20,7 @@ from paradec_jax.config.rotary import RopeScaling
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
+    FullAttentionConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,

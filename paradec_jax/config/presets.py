@@ -6,6 +6,7 @@ from paradec_jax.config.rotary import RopeScaling
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
+    FullAttentionConfig,
     MaskedDiffusionConfig,
     RecurrentDepthConfig,
 )
@@ -52,35 +53,28 @@ _LLAMA_ROPE = RopeScaling(
     kind="llama3", factor=32.0, original=8192, low_freq_factor=1.0, high_freq_factor=4.0
 )
 
+_QWEN2_HALF: Fields = {
+    **{"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "feed_forward": 4864},
+    **_QWEN,
+}
+_QWEN2_7B: Fields = {
+    **{"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "feed_forward": 18_944},
+    **{"vocab_size": 152_064, "tie_embeddings": False},
+    **_BFLOAT16,
+}
+_QWEN3_HALF: Fields = {
+    **{"width": 1024, "layers": 28, "heads": 16, "kv_heads": 8, "feed_forward": 3072},
+    **{"head_channels": 128, "max_length": 40_960, "qkv_bias": False, "qk_norm": True},
+    **_QWEN,
+}
+
 CAUSAL_PRESETS = {
-    "qwen2.5-coder-0.5b": CausalConfig(
-        width=896, layers=24, heads=14, kv_heads=2, feed_forward=4864, **_QWEN
-    ),
+    "qwen2.5-coder-0.5b": CausalConfig(**_QWEN2_HALF),
     "qwen2.5-coder-1.5b": CausalConfig(
         width=1536, layers=28, heads=12, kv_heads=2, feed_forward=8960, **_QWEN
     ),
-    "qwen2.5-coder-7b": CausalConfig(
-        vocab_size=152_064,
-        width=3584,
-        layers=28,
-        heads=28,
-        kv_heads=4,
-        feed_forward=18_944,
-        tie_embeddings=False,
-        **_BFLOAT16,
-    ),
-    "qwen3-0.6b": CausalConfig(
-        width=1024,
-        layers=28,
-        heads=16,
-        kv_heads=8,
-        feed_forward=3072,
-        head_channels=128,
-        max_length=40_960,
-        qkv_bias=False,
-        qk_norm=True,
-        **_QWEN,
-    ),
+    "qwen2.5-coder-7b": CausalConfig(**_QWEN2_7B),
+    "qwen3-0.6b": CausalConfig(**_QWEN3_HALF),
     "smollm2-135m": CausalConfig(
         vocab_size=49_152,
         width=576,
@@ -139,4 +133,23 @@ MASKED_DIFFUSION_PRESETS = {
     "test-mdlm": MaskedDiffusionConfig(
         vocab_size=32, width=16, layers=2, heads=4, conditioning=8, max_length=64
     ),
+}
+
+FULL_ATTENTION_PRESETS = {
+    "llada-8b": FullAttentionConfig(
+        vocab_size=126_464,
+        width=4096,
+        layers=32,
+        heads=32,
+        kv_heads=32,
+        feed_forward=12_288,
+        max_length=4096,
+        rope_base=500_000.0,
+        tie_embeddings=False,
+        **_LLAMA,
+    ),
+    "dream-7b": FullAttentionConfig(**_QWEN2_7B, max_length=131_072),
+    "qwen3-0.6b-diffusion": FullAttentionConfig(**_QWEN3_HALF),
+    "open-dcoder-0.5b": FullAttentionConfig(**_QWEN2_HALF),
+    "test-full": FullAttentionConfig(**_TEST_LAYERS),
 }

@@ -284,12 +284,14 @@ class CausalConfig(TransformerConfig):
 class BlockDiffusionConfig(TransformerConfig):
     """Shape of a transformer that fills masks block by block: SDAR, the layers of Qwen3.
 
-    A position sees its own block whole and the blocks before it; blocks count from position 0 of
-    the sequence.
+    A position sees its own block whole and the blocks before it; in training, blocks count from
+    position 0 of the sequence.
 
     Attributes:
       block: tokens of a block, as in training.
       blocks: lengths that training mixed, ascending, `block` among them; None is `block` alone.
+      origin: where blocks of a decoded text count from, "start" (position 0) or "padded" (the end
+        of its prompt, in both directions, as if that had been padded on the left to whole blocks).
     """
 
     qkv_bias: bool = False
@@ -297,12 +299,14 @@ class BlockDiffusionConfig(TransformerConfig):
     tie_embeddings: bool = False
     block: int = 4
     blocks: tuple[int, ...] | None = None
+    origin: str = "start"
 
     family = "block_diffusion"
     visibility = "block"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        bounds.check_words(self, origin=("start", "padded"))
         if not 1 <= self.block <= self.max_length:
             raise ValueError(
                 f"block must be between 1 and max_length {self.max_length}, not {self.block}"
@@ -319,6 +323,16 @@ class BlockDiffusionConfig(TransformerConfig):
             raise ValueError(
                 f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}"
             )
+
+
+@choices
+class FullAttentionConfig(TransformerConfig):
+    """Shape of a transformer that fills a canvas of masks, in which every position sees all: LLaDA,
+    Dream and their relatives.
+    """
+
+    family = "full_attention"
+    visibility = "full"
 
 
 @choices
@@ -382,4 +396,10 @@ class MaskedDiffusionConfig(Shape):
     out_std = init_std
 
 
-ModelConfig = RecurrentDepthConfig | CausalConfig | BlockDiffusionConfig | MaskedDiffusionConfig
+ModelConfig = (
+    RecurrentDepthConfig
+    | CausalConfig
+    | BlockDiffusionConfig
+    | MaskedDiffusionConfig
+    | FullAttentionConfig
+)

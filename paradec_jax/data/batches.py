@@ -51,6 +51,7 @@ class BatchMaker(Maker):
     buckets: tuple[Bucket, ...]
     block: int | None
     filler: int
+    filled: bool
 
     @property
     def batches(self) -> int:
@@ -73,6 +74,8 @@ class BatchMaker(Maker):
         names = ["tokens", "targets", "weights"] + ["positions", "segments"] * self.packed
         if self.block:
             names = ["tokens", "labelled", "positions"]
+        if self.filled:
+            names = ["tokens", "labelled", "weights"]
         shape = last - first, bucket.length
         batch: Batch = {name: np.zeros(shape, DTYPES.get(name, np.int32)) for name in names}
         for i, row in enumerate(rows[first:last]):
@@ -88,8 +91,17 @@ class BatchMaker(Maker):
         return Part(batch, first, bucket.rows)
 
     def values(self, example: int, room: int) -> dict[str, Any]:
-        """Arrays of one example: with blocks whole and filled, else its tokens and the next ones."""
+        """Arrays of one example: with blocks whole and filled, or with its row filled, else its
+        tokens and the next ones.
+        """
         ids, counted = self.examples[example]
+        if self.filled:
+            # Where the answer ends must not be seen.
+            end = int(np.flatnonzero(counted)[-1]) + 1
+            extra = 0, room - end
+            tokens = np.pad(ids[:end], extra, constant_values=self.filler)
+            labelled = np.pad(counted[:end], extra, constant_values=True)
+            return {"tokens": tokens, "labelled": labelled, "weights": labelled / labelled.sum()}
         if self.block is None:
             return {"tokens": ids[:-1], "targets": ids[1:], "weights": counted[1:]}
         extra = 0, min(-len(ids) % self.block, room - len(ids))
@@ -107,6 +119,7 @@ def example_batches(
     multiple: int = 1,
     block: int | None = None,
     filler: int = 0,
+    filled: bool = False,
 ) -> Endless:
     """Batches without end, of every example once an epoch, in an order drawn for each epoch.
 
@@ -125,12 +138,15 @@ def example_batches(
         rows have room.
       filler: token that does so, and counts where the token before it does: a model learns to end
         its last block.
+      filled: whether rows are filled up to their end with tokens that count, after the last token
+        of the example that does; the weights of a row sum to 1.
 
     Returns:
-      An iterator over {"tokens", "targets", "weights"} [B, T], or with `block` {"tokens",
-      "labelled", "positions"}; rows that a batch lacks have weights 0.
+      An iterator over {"tokens", "targets", "weights"} [B, T], with `block` {"tokens", "labelled",
+      "positions"}, or with `filled` {"tokens", "labelled", "weights"}; rows that a batch lacks have
+      weights 0.
     """
-    sizes = np.diff(examples.starts) - 1
+    sizes = np.diff(examples.starts) - (not filled)
     if block is not None:
         sizes = np.minimum(-(-(sizes + 1) // block) * block, length)
 
@@ -149,9 +165,10 @@ def example_batches(
         groups = [(lengths[i], np.flatnonzero(which == i)) for i in np.unique(which)]
         buckets = [bucket(length, group, np.ones_like(group)) for length, group in groups]
     rules = [examples.digest, seed, batch_tokens, length, packed, multiple]
-    rules += [] if block is None else [block, filler]
+    rules += [] if block is None and not filled else [block, filler]
     digest = hashlib.sha256(json.dumps(rules).encode()).hexdigest()
-    return Endless(BatchMaker(examples, seed, packed, tuple(buckets), block, filler), digest=digest)
+    make = BatchMaker(examples, seed, packed, tuple(buckets), block, filler, filled)
+    return Endless(make, digest=digest)
 
 
 def bucket_lengths(sizes: Int64[np.ndarray, " M"], most: int) -> list[int]:

@@ -30,8 +30,13 @@ from paradec_jax.decode.machine import (
     trace,
 )
 from paradec_jax.decode.masked.masked import Masked
+from paradec_jax.decode.masked.planned import Planned
+from paradec_jax.decode.masked.prophet import Prophet
+from paradec_jax.decode.masked.semi_autoregressive import SemiAutoregressive
 from paradec_jax.decode.masked.soft_masked import SoftMasked
+from paradec_jax.decode.masked.speculative import SpeculativeDenoising
 from paradec_jax.decode.masked.strided import Strided
+from paradec_jax.decode.masked.wino import Wino
 from paradec_jax.decode.recurrent.adaptive import Adaptive
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefront
 from paradec_jax.decode.recurrent.speculative import SelfSpeculative
@@ -50,8 +55,10 @@ __all__ = [
     "Lookahead",
     "Masked",
     "Network",
+    "Planned",
     "Prefix",
     "PromptLookup",
+    "Prophet",
     "Reason",
     "RecordedDraws",
     "Request",
@@ -61,13 +68,16 @@ __all__ = [
     "SamplingKnobs",
     "SelfSpeculative",
     "SelfVerified",
+    "SemiAutoregressive",
     "SoftBlock",
     "SoftGiven",
     "SoftMasked",
     "SoftWavefront",
+    "SpeculativeDenoising",
     "Static",
     "Strided",
     "Wavefront",
+    "Wino",
     "make_request",
     "rollout",
     "run",

@@ -11,9 +11,9 @@
 
 Likelihoods come from the network at its default recurrence and are the same for every decoder; only
 generated text depends on the decoder. They are exact where the model predicts the next token. One
-that fills masks has none; it answers with a lower bound (`evaluate.bound`) and says so: it warns,
-and `DecoderLM.likelihood` is "bound". Equal contexts share their draws, so that all choices are
-hidden alike.
+that fills masks answers with a lower bound (`evaluate.bound`) and says so: it warns, and
+`DecoderLM.likelihood` is "bound". Equal contexts share their draws, so that all choices are hidden
+alike. With an `order` its likelihoods are exact, those of writing one position a call in that order.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from typing import Any
 
 from paradec_jax.decode import DecoderBase
 from paradec_jax.decode.machine import Setting
-from paradec_jax.evaluate.bound import DRAWS, is_exact, mask_of, score_spans
+from paradec_jax.evaluate.bound import DRAWS, ORDERS, is_exact, mask_of, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
 from paradec_jax.evaluate.until import generate_until, parse
 from paradec_jax.generate import tokenizer_of
@@ -47,6 +47,7 @@ class DecoderLM(LM):
         rows: int = 8,
         seed: int = 0,
         draws: int | None = None,
+        order: str | None = None,
     ) -> None:
         """Takes a model and a decoder.
 
@@ -56,19 +57,24 @@ class DecoderLM(LM):
           knobs: knobs of the decoder; a request's sampling arguments take the place of theirs.
           rows: requests answered together.
           seed: seed of initial states and of all draws.
-          draws: draws of the bound on each likelihood, 32 when None; left out where likelihoods are
-            exact.
+          draws: draws of the bound on each likelihood, 128 when None; left out where likelihoods
+            are exact.
+          order: of a model that fills masks "forward" or "backward" for likelihoods, "random" or
+            None for bounds.
 
         Raises:
-          ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws where
-            there are none.
+          ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws or an
+            order where there are none.
         """
         super().__init__()
         tokenizer_of(model)
         exact = is_exact(model)
-        self.likelihood = "exact" if exact else "bound"
-        if exact and draws is not None:
-            raise ValueError("this model's likelihoods are exact, so draws must be left out")
+        if exact and (draws is not None or order is not None):
+            raise ValueError(
+                "this model's likelihoods are exact, so draws and order must be left out"
+            )
+        self.order = order or ORDERS[0]
+        self.likelihood = "exact" if exact or self.order != ORDERS[0] else "bound"
         self.model, self.setting = model, Setting(type(decoder).__name__, decoder, knobs)
         self.rows, self.seed, self.draws = rows, seed, DRAWS if draws is None else draws
         # Tokens that may follow a row's first: a model that fills masks has to read the last one
@@ -76,6 +82,7 @@ class DecoderLM(LM):
         self.room = model.network.max_length - (not exact)
         if not exact:
             mask_of(model)
+        if self.likelihood == "bound":
             warnings.warn(
                 "log-likelihoods of this model are lower bounds, "
                 f"each the mean of {self.draws} draws",
@@ -112,7 +119,13 @@ class DecoderLM(LM):
         self, spans: Sequence[Span], streams: Sequence[int] | None
     ) -> list[tuple[float, bool]]:
         scores = score_spans(
-            self.model, spans, draws=self.draws, streams=streams, seed=self.seed, batch=self.rows
+            self.model,
+            spans,
+            draws=self.draws,
+            order=self.order,
+            streams=streams,
+            seed=self.seed,
+            batch=self.rows,
         )
         return [(-of.nats, bool(of.greedy)) for of in scores]
 

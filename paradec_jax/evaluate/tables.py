@@ -60,6 +60,20 @@ ROWS = {
         residual
         block
     """,
+    "full_attention": """
+        semi_autoregressive --rule static *
+        semi_autoregressive --rule static --steps 16
+        semi_autoregressive --rule static --steps 8
+        semi_autoregressive --rule factor
+        semi_autoregressive --cache prefix
+        semi_autoregressive --cache dual
+        semi_autoregressive
+        speculative
+        wino --length 32
+        prophet
+        planned
+        masked --order confidence --temperature 0
+    """,
 }
 
 

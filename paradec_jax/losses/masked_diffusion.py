@@ -1,5 +1,5 @@
-"""Training of masked denoisers: the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524) on the
-log-likelihood.
+"""Training of models that fill a canvas: the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524) on
+the log-likelihood, which LLaDA (arXiv 2502.09992) and Dream (arXiv 2508.15487) train by too.
 
 ::
 
@@ -7,7 +7,12 @@ log-likelihood.
 
 A time t is drawn for each row, each token is hidden with the probability m(t) of the schedule, w(t)
 = m'(t) / m(t). What a row's tokens cost together is an upper bound of its negative log-likelihood
-in nats, in the mean over draws.
+in nats, in the mean over draws. Where the logits of a position predict the next token, the first
+one of a row is always seen and costs nothing.
+
+CART, Dream's other weight, is no bound. Of a hidden token it is the larger the nearer what is seen::
+
+    w_i = 1/2 sum over seen j of  p (1 - p)^(|i - j| - 1)
 """
 
 import dataclasses
@@ -15,10 +20,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config import Ranged, TokenSpec, check_words
-from paradec_jax.decode.rules import positions_of, without_mask
+from paradec_jax.decode.rules import positions_of
+from paradec_jax.decode.rules.subs import scores_of
 from paradec_jax.losses.cross_entropy import cross_entropy, scorer
 from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
@@ -36,6 +42,7 @@ class BoundRules(Ranged):
         None. It is finite where the original divides zero by zero (t = 1 / T).
       measure: what is drawn evenly: the "time", or the log mask probability, whose weight is
         constant, either by way of the time ("importance") or directly ("change_of_variables").
+      cart: p of CART's weights, which take the place of w(t); None for the bound.
       released: the weights of the released code: `-f_0` for `f_T - f_0` where the log mask
         probability is drawn, and in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
     """
@@ -44,7 +51,10 @@ class BoundRules(Ranged):
     times: Times = MDLM_TIMES
     steps: int | None = None
     measure: str = "time"
+    cart: float | None = None
     released: bool = False
+
+    BOUNDS = {"cart": (1e-3, 1)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,30 +106,36 @@ def masked_diffusion_loss(
     dropout: bool = True,
     chunk: int | None = None,
 ) -> Objective:
-    """MDLM's negative bound, `sum w(t) nll / sum weights`, over all real tokens.
+    """The negative bound, `sum w(t) nll / sum weights`, over all real tokens.
 
-    With `dropout` activations are dropped, at the rate of the network's config.
+    With `dropout` activations are dropped, at the rate of the network's config if it has one.
 
     Returns:
       A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding, and
       `labelled` [B, S], tokens that may be hidden. Metrics: `accuracy` at hidden positions and
       `hidden`, their share.
     """
-    mask = mask_of(spec)
+    mask, first = mask_of(spec), int(spec.alignment == "next")
+    dropout = dropout and hasattr(network.config, "dropout")
 
     def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
-        weights = batch.get("weights", jnp.ones(tokens.shape)).astype(jnp.float32)
+        # Nothing predicts the first token where each predicts the next.
+        predicted = jnp.broadcast_to(jnp.arange(tokens.shape[1]) >= first, tokens.shape)
+        weights = batch.get("weights", 1) * predicted.astype(jnp.float32)
+        batch = batch | {"labelled": batch.get("labelled", True) & predicted}
         # t, x_t ~ q(x_t | x), and w(t)
         noised, hidden, weight = noise(batch, rules, mask, of_times, of_masks)
+        weight = weight[:, None] if rules.cart is None else near(~hidden, rules.cart)
         logits = scorer(network, params, len(tokens))
         vectors = read(network, params, noised, of_dropout if dropout else None)
-        # -log p(x_i | x_t): SUBS gives the mask no probability.
-        nll, hits = cross_entropy(lambda x: without_mask(logits(x), mask), vectors, tokens, chunk)
+        # -log p(x_i | x_t)
+        likely, vectors = lambda x: scores_of(network, logits(x), mask), jnp.roll(vectors, first, 1)
+        nll, hits = cross_entropy(likely, vectors, tokens, chunk)
         counted = hidden * weights
         return {
             # mean of w(t) * nll over real tokens, 0 where nothing is hidden
-            "loss": weighted(weight[:, None] * hidden * nll, weights),
+            "loss": weighted(weight * hidden * nll, weights),
             "accuracy": weighted(hits, counted),
             "hidden": weighted(hidden, weights),
         }
@@ -140,3 +156,10 @@ def noise(
         batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
     )
     return *hide(tokens, uniforms, probability, mask, batch.get("labelled")), weight
+
+
+def near(seen: Bool[Array, "B S"], p: float) -> Float[Array, "B S"]:
+    """CART's weight of each position: half the sum of Geo(p) at its distances to those seen."""
+    at = jnp.arange(seen.shape[1])
+    distance = jnp.abs(at[:, None] - at)
+    return seen @ jnp.where(distance > 0, p / 2 * (1 - p) ** (distance - 1.0), 0)

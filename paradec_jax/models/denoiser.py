@@ -149,6 +149,7 @@ class DenoiserNetwork(ModelNetwork):
     config: MaskedDiffusionConfig
     linen = Denoiser
     table = axes.MASKED_DIFFUSION
+    subs = True
 
     def prepare(self, params: Any) -> Prepared:
         """As of other networks; and modulations at noise level zero are constants of the weights.

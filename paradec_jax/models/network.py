@@ -35,8 +35,8 @@ class ModelNetwork:
     """A model of a config: equal by it, parameters always an argument.
 
     A subclass names its Linen module, `linen`, the config's fields that count the blocks of each
-    part, `parts`, the `table` of its parameters' axes, and what a call costs beside itself and its
-    positions, `counters`.
+    part, `parts`, the `table` of its parameters' axes, what a call costs beside itself and its
+    positions, `counters`, and whether the mask has probability 0 by definition, `subs`.
     """
 
     config: Any
@@ -45,6 +45,7 @@ class ModelNetwork:
     table: ClassVar[Mapping[str, Any]]
     parts: ClassVar[Mapping[str, str]] = {"layer": "layers"}
     counters: ClassVar[tuple[str, ...]] = ()
+    subs: ClassVar[bool] = False
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, Any]:

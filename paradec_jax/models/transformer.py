@@ -1,4 +1,5 @@
-"""The transformer of causal models (Qwen2, Qwen3, Llama) and of block diffusion (SDAR).
+"""The transformer of causal models (Qwen2, Qwen3, Llama), of block diffusion (SDAR) and of full
+attention (LLaDA, Dream).
 
 ::
 
@@ -7,8 +8,8 @@
     x <- x + MLP(norm(x))
     logits = norm(x) head
 
-What a position sees is the network's affair, by its config: the positions before it, or its block
-as well.
+What a position sees is the network's affair, by its config: the positions before it, its block as
+well, or all.
 """
 
 import dataclasses
@@ -93,6 +94,13 @@ class TransformerNetwork(KVNetwork):
     def blocks(self) -> tuple[int, ...]:
         """Lengths of blocks that the checkpoint serves; none of a causal model."""
         return () if self.block is None else getattr(self.config, "blocks", None) or (self.block,)
+
+    @property
+    def origin(self) -> str:
+        """Where blocks of a decoded text count from, a fact of the checkpoint; "start" of a causal
+        model.
+        """
+        return getattr(self.config, "origin", "start")
 
     def forward(
         self,

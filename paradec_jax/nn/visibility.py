@@ -96,7 +96,8 @@ class View:
 def whole_text(config: Any, shape: tuple[int, ...]) -> View:
     """The view of a window that begins a text, by the visibility of the config."""
     positions = jnp.broadcast_to(jnp.arange(shape[1]), shape)
-    seen = by_block(positions, config.block) if config.visibility == "block" else CAUSAL
+    block = config.visibility == "block"
+    seen = by_block(positions, config.block) if block else RULES[config.visibility]
     angles = rotation(positions, config.head_dim, config.rope_base, config.rope_scaling)
     return View(angles, seen, positions=positions if config.windows else None)
 

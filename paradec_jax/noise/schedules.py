@@ -8,12 +8,12 @@ Times lie in [0, 1]; at 0 is the text, at 1 are (almost) all masks::
 
     log-linear         m = (1 - e) t                       cosine           m = (1 - e) (1 - cos(pi t / 2))
     linear             sigma = a + (b - a) t               cosine squared   m = (1 - e) (1 - cos^2(pi t / 2))
-    geometric          sigma = a^(1 - t) b^t
+    geometric          sigma = a^(1 - t) b^t               ratio            m = t
 
 w is the weight of the continuous-time bound (MDLM; Sahoo et al. 2024, arXiv 2406.07524, whose
-schedules these are). It is computed in a form that loses no digits where both factors of the
-quotient are small. Times of rows i = 0 .. B-1 are drawn by one of three rules, from numbers u in
-[0, 1)::
+schedules these are, but for the last, which is LLaDA's, arXiv 2502.09992). It is computed in a form
+that loses no digits where both factors of the quotient are small. Times of rows i = 0 .. B-1 are
+drawn by one of three rules, from numbers u in [0, 1)::
 
     plain        tau_i = u_i                      each row by itself
     stratified   tau_i = (u_i + i) / B            one in each B-th of the interval (MDLM's antithetic draw)
@@ -83,6 +83,7 @@ FORMULAS = {
         lambda m: (-jnp.log1p(-m) - LOW) / (LINEAR - LOW),
         (LOW, LINEAR),
     ),
+    "ratio": Formulas(lambda t: t, lambda t: 1 / t, lambda m: m, (EPSILON, math.inf)),
     "geometric": Formulas(
         lambda t: -jnp.expm1(-_geometric(t)),
         lambda t: math.log(GEOMETRIC / LOW) * _geometric(t) / jnp.expm1(_geometric(t)),
@@ -97,7 +98,8 @@ class Schedule:
     """A schedule, equal by its name.
 
     Attributes:
-      name: "loglinear" (MDLM's and SDTT's), "cosine", "cosine_squared", "linear" or "geometric".
+      name: "loglinear" (MDLM's and SDTT's), "cosine", "cosine_squared", "linear", "geometric" or
+        "ratio" (LLaDA's).
     """
 
     name: str = "loglinear"

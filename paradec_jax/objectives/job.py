@@ -200,12 +200,15 @@ class Training(Ranged):
     Attributes:
       families: families of the models that it trains.
       without: options of a run that it has no use for.
-      windows: whether all examples are read as one text, so that none is too long.
     """
 
     families: ClassVar[tuple[str, ...]] = ()
     without: ClassVar[tuple[str, ...]] = ()
-    windows: ClassVar[bool] = False
+
+    @property
+    def windows(self) -> bool:
+        """Whether all examples are read as one text, so that none is too long."""
+        return False
 
     @property
     def prompts(self) -> bool:

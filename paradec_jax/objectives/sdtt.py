@@ -32,6 +32,8 @@ from paradec_jax.records import choices
 from paradec_jax.store import Model
 from paradec_jax.train import Evaluate, Rounds, TrainState, averaged
 
+DRAWS = 32  # of the bound of a text
+
 
 @choices
 class Sdtt(Training):
@@ -61,13 +63,17 @@ class Sdtt(Training):
     BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families = ("masked_diffusion",)
     without = ("packed", "layers", "lora")
-    windows = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.aim < 1:
             least = f"jump^rounds, {self.rules.jump} to the power of {self.rounds}"
             raise ValueError(f"first_steps must be at least {least}, not {self.rules.first_steps}")
+
+    @property
+    def windows(self) -> bool:
+        """As of the base."""
+        return True
 
     @property
     def aim(self) -> int:
@@ -126,5 +132,5 @@ def cost(model: Model, rows: Sequence[Sequence[int]]) -> float:
     """Upper bound of the nats a token of texts (`evaluate.bound`)."""
     mask: Any = model.token_spec.mask
     spans = [Span(tuple(row)) for row in rows if row]
-    each = bounds(model.network, model.params, spans, mask, batch=ROWS)
+    each = bounds(model.network, model.params, spans, mask, draws=DRAWS, batch=ROWS)
     return sum(bound.nats for bound in each) / sum(bound.count for bound in each)

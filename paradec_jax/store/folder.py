@@ -127,8 +127,9 @@ def load(
         process keeps what its own devices hold. The default device when None.
       adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the parameters; or of
         what drafts the model's tokens (`paradec train draft`), which changes none of them.
-      kind: how a checkpoint of type a2d-qwen3 was trained where its config.json does not say it,
-        "bd3lm".
+      kind: how a checkpoint was trained where its config.json does not say it, "bd3lm" block by
+        block or "mdlm" with full attention: of types a2d-qwen3 and a2d-qwen2, and of qwen2 where it
+        is no causal model but Open-dCoder.
 
     Raises:
       StoreError: when the source is missing, of another format, damaged, contradicts itself or
@@ -190,13 +191,13 @@ def _reading(
     with _naming(source):
         if path.is_dir() and (not config.is_file() or "format_version" in read_object(config)):
             if kind is not None:
-                raise StoreError("kind is for checkpoints of type a2d-qwen3")
+                raise StoreError(f"kind is for checkpoints of others, but {path} is a model folder")
             yield _opened(path, allow_nonfinite)
             return
     # A model folder needs no converter.
     from paradec_jax.convert.checkpoint import opened as converted
 
-    with converted(path, dtype, of_blocks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
+    with converted(path, dtype, of_masks={"kind": kind}, allow_nonfinite=allow_nonfinite) as model:
         _check_ids(model)
         yield model
 

@@ -40,11 +40,13 @@ TINY = {
     "recurrent_depth": "test-recurrent",
     "causal": "test-causal",
     "block_diffusion": "test-sdar",
+    "full_attention": "test-full",
 }
 STUBS = {
     "recurrent_depth": StubNetwork,
     "causal": StubCausal,
     "block_diffusion": functools.partial(StubDenoiser, block=4),
+    "full_attention": StubDenoiser,
 }
 CANVAS = {"mask": 383, "alignment": "own"}  # facts of a stub that fills masks
 
@@ -240,8 +242,10 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256
     )
     spec, head = token_spec(), None
+    if family in ("block_diffusion", "full_attention"):
+        spec = dataclasses.replace(spec, **CANVAS)
     if family == "block_diffusion":
-        spec, shape = dataclasses.replace(spec, **CANVAS), ResidualHeadConfig.of(config, layers=1)
+        shape = ResidualHeadConfig.of(config, layers=1)
         head = ResidualHead(shape, zeros(shape))
         of = StubDenoiser(block=4, vocab_size=384, max_length=256)
         monkeypatch.setattr(ResidualHead, "network", StubHead(of))
@@ -350,6 +354,13 @@ def test_a_family_stands_for_its_bundled_models():
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
 
 
+def test_a_family_without_bundled_models_asks_for_one(monkeypatch, capsys):
+    none = dataclasses.replace(FAMILIES["causal"], bundled=())
+    monkeypatch.setitem(FAMILIES, "causal", none)
+    assert cli.main(["compare", "causal"]) == 1
+    assert "no model of causal is bundled: --model takes a folder" in capsys.readouterr().err
+
+
 def test_masked_diffusion_is_compared_elsewhere(tmp_path, capsys):
     place = lettered(tmp_path / "denoiser", "masked_diffusion")
     assert cli.main(["compare", place]) == 1
@@ -358,8 +369,9 @@ def test_masked_diffusion_is_compared_elsewhere(tmp_path, capsys):
 
 class TestDemo:
     def test_every_family_one_by_one_and_in_parallel(self):
-        """All families are there, and each model and decoder suits the other."""
-        assert {name.replace(" ", "_") for name in demo.FAMILIES} == FAMILIES.keys()
+        """All families with bundled models are there, and each model and decoder suits the other."""
+        bundled = {name for name, family in FAMILIES.items() if family.bundled}
+        assert {name.replace(" ", "_") for name in demo.FAMILIES} == bundled
         for name, rows in demo.FAMILIES.items():
             own = FAMILIES[name.replace(" ", "_")]
             assert {model for model, _ in rows} <= {*own.bundled} and len(rows) == 2

@@ -67,22 +67,30 @@ def test_every_choice_of_a_decoder_is_an_option():
     usual = {row.name for row in rows_of(None).values()}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
-        choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
+        choices = [row.settings().keys() for row in rows_of(name).values()]
         assert options == set().union(*choices) and (name not in usual or shared <= options)
 
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
-    usual = [generate._model_for(name) for name in (None, *NAMES)]
+    bundled = {name for family in FAMILIES.values() if family.bundled for name in family.decoders}
+    usual = [generate._model_for(name) for name in (None, *bundled)]
     # recurrent networks take it as well
     assert generate._model_for("jacobi") in FAMILIES["causal"].bundled
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 
 
+def test_a_decoder_without_a_bundled_model_asks_for_one(monkeypatch):
+    none = dataclasses.replace(FAMILIES["block_diffusion"], bundled=())
+    monkeypatch.setitem(FAMILIES, "block_diffusion", none)
+    with pytest.raises(ValueError, match="no bundled model suits block: name one with --model"):
+        generate._model_for("block")
+
+
 def test_families_are_known_by_their_names():
     assert family_named("causal") is FAMILIES["causal"]
     with pytest.raises(
-        ValueError, match=r"family must be one of recurrent_depth, .*, block_diffusion, not 'x'"
+        ValueError, match=r"family must be one of recurrent_depth, .*, full_attention, not 'x'"
     ):
         family_named("x")
     for family in FAMILIES.values():

@@ -39,8 +39,9 @@ WINDOWS: dict[str, Any] = {"layers": 5, "sliding_window": 6, "sliding_layers": (
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 UNTIED = {"qk_bias": False, "tie_embeddings": False}
 SHIFTED = dataclasses.replace(OWN, alignment="next")
-recurrent, causal, sdar = (
-    functools.partial(dataclasses.replace, one) for one in (RECURRENT, CAUSAL, SDAR)
+FULL = PRESETS["test-full"]
+recurrent, causal, sdar, full = (
+    functools.partial(dataclasses.replace, one) for one in (RECURRENT, CAUSAL, SDAR, FULL)
 )
 # The first word of a name is the family's, or the model type's, layout.
 MODELS: dict[str, tuple[Any, TokenSpec]] = {
@@ -61,15 +62,22 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
     "qwen3 every bias": (causal(qk_norm=True, out_bias=True), NEXT),
     "sdar": (SDAR, OWN),
     "sdar next, several lengths": (sdar(blocks=(4, 8)), SHIFTED),
+    "sdar padded": (sdar(origin="padded"), OWN),
     "sdar bfloat16": (sdar(**HALF), OWN),
     "sdar tied, biases": (sdar(tie_embeddings=True, qkv_bias=True, block=4), OWN),
     "Fast_dLLM_Qwen": (sdar(qk_norm=False, qkv_bias=True, block=32), SHIFTED),
     "sdar head": (SDAR, OWN),
     "sdar head bfloat16": (sdar(**HALF), OWN),
+    "llada": (full(qkv_bias=False, tie_embeddings=False), OWN),
+    "llada tied, next": (full(qkv_bias=False, kv_heads=4), SHIFTED),
+    "Dream": (full(tie_embeddings=False), SHIFTED),
+    "a2d-qwen2": (full(rope_scaling=DYNAMIC), OWN),
+    "a2d-qwen3": (full(qkv_bias=False, qk_norm=True, head_channels=6), OWN),
+    "CoDA bfloat16": (full(**HALF, qkv_bias=False, qk_norm=True, tie_embeddings=False), SHIFTED),
     "mdlm": (PRESETS["test-mdlm"], OWN),
     "mdlm bfloat16": (dataclasses.replace(PRESETS["test-mdlm"], **HALF, dropout=0.0), OWN),
 }
-FAMILIES = ("huginn", "qwen2", "llama", "sdar", "mdlm")
+FAMILIES = ("huginn", "qwen2", "llama", "sdar", "llada", "Dream", "mdlm")
 
 
 def make_model(name: str = "huginn", **changes: Any) -> store.Model:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from exports import (
     CONFIG,
+    DYNAMIC,
     FAMILIES,
     NEXT,
     OWN,
@@ -29,10 +30,12 @@ from exports import (
 from flax.traverse_util import flatten_dict
 from marks import over
 from safetensors.numpy import load_file
+from small_tokenizers import KINDS
 
+import paradec_jax as pd
 from paradec_jax.cli import main
 from paradec_jax.config import CausalConfig, TokenSpec
-from paradec_jax.convert import huginn, mdlm, qwen2, sdar
+from paradec_jax.convert import full, huginn, mdlm, qwen2, sdar
 from paradec_jax.convert.engine import ConvertError
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -99,7 +102,8 @@ class TestFields:
             "use_sliding_window",
             "bias",
             "time_conditioning",
-            "n_layers",
+            "effective_expected_depth",
+            "alibi",
         } & fields.keys()
         (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
         assert_same(imported(source), make_model(name))
@@ -185,8 +189,9 @@ class TestTokens:
         assert read("--mask", "150") == (4, spec)
         edit(source, model_type="a2d-qwen3")
         assert read("--mask", "150", "--kind", "bd3lm") == (32, spec)
-        for more in ((), ("--kind", "mdlm")):
-            assert "mdlm is not supported" in refused(source, "--mask", "150", *more)
+        bd3lm = ("--mask", "150", "--kind", "bd3lm", "--origin", "padded")
+        assert imported(source, *bd3lm).config.origin == "padded"
+        assert "how it was trained: name it with paradec import --kind" in refused(source)
         edit(source, rope_scaling={"rope_type": "longrope"})
         assert "longrope" in refused(source, "--mask", "150", "--block", "32")
 
@@ -198,6 +203,32 @@ class TestTokens:
         edit(source / "generation_config.json", mask_token_id=None)
         assert "of 32, not 151665: name it with paradec import --mask" in refused(source)
         assert_same(imported(source, "--mask", "31"), make_model("Fast_dLLM_Qwen"))
+
+    def test_of_full_attention(self, tmp_path, refused):
+        """Kind and mask where config.json does not say them."""
+        source = exported(make_model("a2d-qwen2"), tmp_path)
+        edit(source, diffusion_kind=None)
+        assert "name it with paradec import --kind mdlm (or bd3lm), or load(" in refused(source)
+        assert_same(imported(source, "--kind", "mdlm"), make_model("a2d-qwen2"))
+        edit(source, mask_token_id=None)
+        edit(source / "generation_config.json", mask_token_id=None)
+        assert "not None: name it with paradec import --mask" in refused(source, "--kind", "mdlm")
+        KINDS["metaspace"]().save(source / "tokenizer.json")
+        special = {"mask_token": "</s>", "add_bos_token": False}
+        (source / "tokenizer_config.json").write_text(json.dumps(special))
+        assert imported(source, "--kind", "mdlm").token_spec.mask == 2
+        edit(source, model_type="qwen2")
+        assert imported(source).family == "causal"
+        model = pd.load(source, kind="mdlm")
+        assert (model.family, model.token_spec.alignment) == ("full_attention", "next")
+        for kind in ("bd3lm", "full"):
+            with pytest.raises(ConvertError, match=f"kind '{kind}' is not one of model type"):
+                pd.load(source, kind=kind)
+
+    def test_a_head_that_is_there_is_read_whatever_the_field_says(self, tmp_path):
+        source = exported(make_model("CoDA bfloat16"), tmp_path)
+        edit(source, tie_word_embeddings=True)
+        assert_same(imported(source), make_model("CoDA bfloat16"))
 
 
 @rows("wrong", "name", "fields", "message")
@@ -220,7 +251,7 @@ def test_options_that_are_wrong(capsys, refused, copy, tmp_path):
     for option, value in (("--block", "4"), ("--mask", "3"), ("--alignment", "own")):
         for place in (source, source / "last.ckpt"):
             assert main(["import", str(place), str(tmp_path / "x"), option, value]) == 1
-            want = f"{option} is for models of block diffusion, but {place} holds another"
+            want = f"{option} is for other models than that of {place}"
             assert want in capsys.readouterr().err
     assert "--weights chooses those of a .ckpt file" in refused(source, "--weights", "ema")
 
@@ -249,6 +280,13 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
             make_model("llama", sliding_window=6),
             "of a llama has no place for sliding_window",
         ),
+        (
+            full,
+            dataclasses.replace(make_model("Dream"), token_spec=NEXT),
+            "only a model with a mask",
+        ),
+        (full, make_model("llada", rope_scaling=DYNAMIC), "of a llada has no place for rope_sc"),
+        (full, make_model("llada", head_channels=6), "of a llada has no place for head_channels"),
         (
             mdlm,
             dataclasses.replace(make_model("mdlm"), token_spec=NEXT),

@@ -277,7 +277,7 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
         ([], "exactly one of --logits and --torch"),
         (["--logits", str(tmp_path / "none.npz")], "is missing, or not an .npz file"),
         (["--torch", str(GOLDEN / "recurrent_depth")], "holds no model code"),
-        (["--torch", str(GOLDEN / "masked_diffusion")], "runs on a GPU alone"),
+        (["--torch", str(GOLDEN / "masked_diffusion")], "is not run; use --logits"),
         (["--torch", str(GOLDEN / "jacobi")], "the original model code of .* failed: no torch"),
     ):
         with monkeypatch.context() as patch:

@@ -47,7 +47,7 @@ def hugging_face(model: pd.Model) -> dict[str, np.ndarray]:
     return {name: np.asarray(lazy, np.float64) for name, lazy in tensors.items()}
 
 
-@over(["huginn", "qwen3", "llama", "sdar", "mdlm", "qwen2 untied bfloat16"])
+@over(["huginn", "qwen3", "llama", "sdar", "llada", "mdlm", "qwen2 untied bfloat16"])
 def test_merged_is_unmerged_in_their_layout(name, tmp_path):
     """W + s B A with what the folder holds, of every module: the parameters joined in training, and
     those loaded.
@@ -159,7 +159,8 @@ def test_tensors_of_another_model_or_none_are_refused(tmp_path, capsys):
     path = written(make_model("llama"), tmp_path) / WEIGHTS
     pd.save(tmp_path / "wide", make_model("llama", width=24))
     pd.save(tmp_path / "flat", make_model("llama", layers=1))
-    for name in ("wide", "flat"):
+    pd.save(tmp_path / "full", make_model("llada"))
+    for name in ("wide", "flat", "full"):
         assert (
             main(["generate", "Hi", "--model", str(tmp_path / name), "--adapter", str(path.parent)])
             == 1

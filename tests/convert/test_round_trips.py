@@ -59,6 +59,9 @@ RECORDED = {
     "masked_diffusion": set(),
     "block_diffusion": None,
     "head": None,
+    "baselines/llada": None,
+    "baselines/dream": QWEN2 | {"use_mrope"},
+    "full/coda": None,
 }
 
 
@@ -86,7 +89,8 @@ def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
     if RECORDED[name] is not None:
         assert old.keys() - new.keys() <= RECORDED[name]
     else:
-        assert {"block_size", "mask_token_id", "rope_theta", "tie_word_embeddings"} <= shared
+        assert {"mask_token_id", "rope_theta"} <= shared
+        assert ("block_size" in shared) == (model.family == sdar.FAMILY)
     assert ("num_mrp_heads" in new) == (name == "head") and sdar.ALIGNMENT not in new
 
 
@@ -102,6 +106,9 @@ LOGITS = {
         ("full_ids", "full_logits"),
         "2e-4",
     ),
+    "llada": ("baselines/llada", "baselines/llada/forward.npz", None, "2e-4"),
+    "dream": ("baselines/dream", "baselines/dream/forward.npz", None, "2e-4"),
+    "coda": ("full/coda", "full/coda/forward.npz", None, "2e-4"),
 }
 
 
@@ -166,7 +173,10 @@ class TestReleases:
             assert (fields["head_dim"], fields["attention_bias"]) == (128, False)
             assert len(shapes) == 11 * config.layers + 3
             assert (
-                sdar.parse_tokens(tmp_path, fields, config.vocab_size, None, None).mask == 151_669
+                sdar.parse_tokens(
+                    tmp_path, fields, config.vocab_size, None, None, (151_669, "own")
+                ).mask
+                == 151_669
             )
         if name == "qwen2.5-coder-7b":
             assert sum(map(np.prod, shapes.values())) == 7_615_616_512

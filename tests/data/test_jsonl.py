@@ -2,6 +2,7 @@
 once.
 """
 
+import dataclasses
 import itertools
 import json
 import string
@@ -176,6 +177,28 @@ def test_with_blocks_examples_are_whole_and_fill_their_last_one(examples, packed
         extra = min(-len(ids) % 4, 34 - len(ids))
         wanted.append((ids + [9] * extra, counted + [True] * extra))
     assert sorted(found) == sorted(wanted)
+
+
+def test_rows_are_filled_with_tokens_that_count(examples):
+    """After the last token of an example that counts, so that its end is not seen."""
+    counted = examples.counted.copy()
+    ends = [end for i, end in enumerate(examples.starts[1:]) if sum(examples[i][1]) > 1]
+    counted[np.asarray(ends[::2]) - 1] = False  # as what a template writes after an answer
+    examples = dataclasses.replace(examples, counted=counted)
+    data = example_batches(examples, seed=3, batch_tokens=128, length=34, filler=9, filled=True)
+    found, widths = [], set()
+    for batch in itertools.islice(data, data.make.batches):
+        widths.add(batch["tokens"].shape[1])
+        for tokens, labelled, weights in zip(*batch.values(), strict=True):
+            end = int(np.argmax(np.cumsum(tokens != 9))) + 1
+            assert labelled[end:].all() or not tokens.any()
+            np.testing.assert_allclose(weights, labelled / max(labelled.sum(), 1), rtol=1e-6)
+            found += [(tokens[:end].tolist(), labelled[:end].tolist())] * bool(tokens.any())
+    wanted = []
+    for ids, counts in (examples[i] for i in range(len(examples))):
+        end = len(ids) - (not counts[-1])
+        wanted.append((ids[:end].tolist(), counts[:end].tolist()))
+    assert sorted(found) == sorted(wanted) and len(widths) > 1
 
 
 def test_packed_rows_have_the_loss_of_rows_of_their_own(examples):

@@ -67,6 +67,7 @@ def test_blocks_count_from_the_start_or_from_the_prompts_end():
     for origin, whole, starts, ends in (
         ("start", True, [0, 4, 4], [8, 8, 8]),
         ("prompt", True, [3, 5, 6], [7, 9, 10]),
+        ("padded", True, [3, 5, 6], [7, 9, 10]),
         ("prompt", False, [3, 5, 6], [7, 7, 7]),
     ):
         canvas = Canvas.of(rows, MASK, 4, origin, whole)
@@ -76,24 +77,22 @@ def test_blocks_count_from_the_start_or_from_the_prompts_end():
 
 @dataclasses.dataclass(frozen=True)
 class FromPrompt(TransformerNetwork):
-    """A network of blocks that was trained with blocks from the prompt's end on."""
+    """A network whose blocks count from the prompt's end."""
 
     origin: str = "prompt"
 
-    def view(self, positions: Any, prefix: Any = None, mask: Any = None) -> Any:
-        if mask is None:
-            mask = jnp.ones((positions.shape[1],) * 2, bool)
-        return super().view(positions, prefix, mask)
-
 
 def plain(network: Any, params: Any, prompt: list[int], new: int, threshold: float) -> tuple:
-    """Texts and calls of blocks from the prompt's end, everything read anew in each call."""
+    """Texts and calls of blocks from the prompt's end, everything read anew in each call; before it
+    there is one group, or blocks as well.
+    """
     block, limit, calls = network.block, len(prompt) + new, 0
     text = list(prompt)
     while len(text) < limit:
         start, text = len(text), text + [31] * block
         # of one shape for all texts: no block sees a later one
-        group = np.maximum((np.arange(LONGEST) - len(prompt)) // block + 1, 0)
+        group = (np.arange(LONGEST) - len(prompt)) // block
+        group = np.maximum(group, -1) if network.origin == "prompt" else group
         mask = jnp.asarray(group[:, None] >= group)[None]
         while 31 in text[start:limit]:
             padded = jnp.asarray([text + [0] * (LONGEST - len(text))])
@@ -108,8 +107,9 @@ def plain(network: Any, params: Any, prompt: list[int], new: int, threshold: flo
     return text[len(prompt) : limit], calls
 
 
-def test_blocks_from_the_prompts_end_write_what_a_plain_program_writes():
-    network, params = FromPrompt(tiny_blocks().config), tiny_blocks_params(1)
+@pytest.mark.parametrize("origin", ["prompt", "padded"])
+def test_blocks_from_the_prompts_end_write_what_a_plain_program_writes(origin):
+    network, params = FromPrompt(tiny_blocks().config, origin), tiny_blocks_params(1)
     spec = TokenSpec(mask=31, alignment="own")
     decoder = decode.BlockDenoising(network, 24, spec, rule="threshold")
     request, news = tiny_request((9, 6, 7)), (9, 6, 7)

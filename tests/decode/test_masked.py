@@ -140,12 +140,20 @@ def test_the_laws_of_these_samplers_are_apart():
         assert DRAWS * np.sum((one - other) ** 2 / np.maximum(one, 1e-9)) > 200
 
 
-def test_a_position_a_call_has_the_joint_law():
-    for decoder, knobs in (
-        (decode.Masked(JOINT, order="single"), {}),
-        (decode.Strided(JOINT, order="single", width=3, stride=2), {}),
-    ):
-        assert excess(texts(decoder, FREE, decoder.Knobs(**knobs)), JOINT.law, 3) < 4
+FULL, HOT = {"rule": "static", "order": "random"}, {"temperature": 1.0}
+ONE_A_CALL = {
+    "single": (decode.Masked(JOINT, order="single"), {}),
+    "strided": (decode.Strided(JOINT, order="single", width=3, stride=2), {}),
+    "blocks": (decode.SemiAutoregressive(JOINT, length=2, **FULL), HOT),
+    "whole": (decode.SemiAutoregressive(JOINT, length=None, **FULL), HOT),
+    "speculative": (decode.SpeculativeDenoising(JOINT, order="random", tries=2), HOT),
+}
+
+
+@over(ONE_A_CALL, ("whole", "speculative"))
+def test_a_position_a_call_has_the_joint_law(name):
+    decoder, knobs = ONE_A_CALL[name]
+    assert excess(texts(decoder, FREE, decoder.Knobs(**knobs)), JOINT.law, 3) < 4
 
 
 @pytest.mark.slow

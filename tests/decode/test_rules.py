@@ -1,5 +1,7 @@
 """Rules that pick positions: small cases by hand, ties, rows without open positions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,9 @@ def drawn(chosen) -> list[str]:
         (lambda: reveal.entropy_budget(SCORES, OPEN, 1.2), [".x..x", "xxxxx", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 2.0), [".xx.x", "xxxxx", "....."]),
         (lambda: reveal.entropy_budget(SCORES, OPEN, 0.0), [".x...", "....x", "....."]),
+        (lambda: reveal.entropy_bound(SCORES, OPEN, 0.7), [".x..x", "xxxxx", "....."]),
+        (lambda: reveal.entropy_bound(SCORES, OPEN, 0.5), [".x..x", "xxx.x", "....."]),
+        (lambda: reveal.entropy_bound(SCORES, OPEN, 0.0), [".x...", "..x.x", "....."]),
         (lambda: select.first(OPEN, 1), [".x...", "x....", "....."]),
         (lambda: select.first(OPEN, jnp.array([3, 0, 1])), [".xxx.", ".....", "....."]),
         (lambda: select.leading(OPEN), [".....", "xxxxx", "....."]),
@@ -76,6 +81,7 @@ def test_every_rule_reveals_something_whatever_the_scores_are(name):
         "strict": lambda s, o: reveal.threshold(s, o, 2.0, strict=True),
         "factor": lambda s, o: reveal.factor(s, o, 0.5),
         "entropy": lambda s, o: reveal.entropy_budget(s, o, 0.1),
+        "bound": lambda s, o: reveal.entropy_bound(s, o, 0.1),
         "order": lambda s, o: select.first(o, 1),
     }
     for rule, choose in rules.items():
@@ -121,6 +127,23 @@ def test_shares_of_calls(total, calls):
         and counts == sorted(counts, reverse=True)
         and counts[0] - counts[-1] <= 1
     )
+    sums = [int(reveal.shares(jnp.array([total]), calls, call)[0]) for call in range(calls)]
+    assert sums == np.cumsum(counts).tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "want"),
+    [
+        (reveal.rounded, [3, 2, 3]),
+        (functools.partial(reveal.on_grid, epsilon=1e-3), [2, 2, 4]),
+    ],
+)
+def test_a_schedule_of_the_masks_that_are_left_reveals_all(count, want):
+    left, counts = 8, []
+    for call in range(3):
+        counts.append(int(count(jnp.array([left]), call, 3)[0]))
+        left -= counts[-1]
+    assert counts == want and left == 0
 
 
 def test_a_time_grid_truncates_and_its_last_call_reveals_the_rest():
@@ -154,12 +177,13 @@ def test_what_a_confidence_is_taken_from(confidence, top_p_rule, first, margin, 
     shaped = score.shaped(logits, confidence, warm, top_p_rule=top_p_rule)
     found = score.probability(shaped, jnp.array([0])), score.margin(shaped), score.entropy(shaped)
     np.testing.assert_allclose(np.ravel(found), [first, margin, entropy], atol=2e-6)
-    for knobs in (
-        SamplingKnobs(temperature=0.0, top_p=0.9, top_k=1),
-        SamplingKnobs(temperature=1.0),
+    for knobs, want in (
+        (SamplingKnobs(temperature=0.0), 0.5),
+        (SamplingKnobs(temperature=1.0), 0.5),
+        (SamplingKnobs(temperature=0.0, top_k=1), 1.0 if confidence == "filtered" else 0.5),
     ):
-        same = score.probability(score.shaped(logits, confidence, knobs, top_p_rule=top_p_rule))
-        np.testing.assert_array_equal(same, score.probability(logits))
+        found = score.probability(score.shaped(logits, confidence, knobs, top_p_rule=top_p_rule))
+        np.testing.assert_allclose(found, want, atol=2e-6)
 
 
 # SUBS: the mask is no token, known tokens stay, everything is finite, and what has a gradient

@@ -95,7 +95,7 @@ def test_refusals(model, monkeypatch):
     sources = sources_of(model, small_settings())
     with pytest.raises(ValueError, match="exactly one baseline"):
         compare(sources[:1], PROBLEMS)
-    with pytest.raises(ValueError, match="at least one problem"):
+    with pytest.raises(ValueError, match="at least one prompt"):
         compare(sources, [])
     with pytest.raises(ValueError, match="need a budget"):
         compare(sources, ["Ana"])

@@ -1,5 +1,6 @@
 """Likelihoods and bounds of spans, requests "generate until", and the model as lm-eval sees it."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -19,7 +20,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import likelihood
-from paradec_jax.evaluate.bound import bounds, fill, score_spans
+from paradec_jax.evaluate.bound import bounds, is_greedy, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, log_likelihoods, rolling_spans
 from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
 from paradec_jax.store import Model
@@ -168,7 +169,7 @@ class TestSpans:
         assert [(of.nats, of.error) for of in scored[::2]] == [(of.nats, of.error) for of in wanted]
         assert [of.greedy for of in scored] == [True, True, False] and scored[1].nats == 0
         assert scored[0].nats < scored[2].nats
-        assert fill(denoiser, [right, wrong], batch=1) == [tuple(filled[2:4])] * 2
+        assert is_greedy(denoiser, [right, wrong], batch=1) == [True, False]
 
     def test_a_row_does_not_see_its_padding(self, denoiser):
         """The stub goes astray where a query sees too much or too little."""
@@ -183,11 +184,9 @@ class TestSpans:
         assert found.nats == pytest.approx(0, abs=1e-4) and found.error == 0 and found.greedy
 
     def test_refusals(self, denoiser):
-        for spec in (TokenSpec(alignment="own"), TokenSpec(mask=STUB.mask)):
-            with pytest.raises(
-                ValueError, match="a likelihood needs a model that predicts the next token"
-            ):
-                score_spans(model_of(None, STUB, spec), [Span((1, 2), 1)])
+        reason = "a likelihood needs a model that predicts the next token"
+        with pytest.raises(ValueError, match=reason):
+            score_spans(model_of(None, STUB, TokenSpec(alignment="own")), [Span((1, 2), 1)])
 
 
 class TestUntil:
@@ -303,6 +302,19 @@ class TestDecoderLM:
         wanted = bounds(STUB, {}, spans, STUB.mask, draws=4, streams=marks)
         assert [score for score, _ in found] == [-of.nats for of in wanted]
 
+    def test_full_attention_in_an_order(self, harness):
+        """About the next token, by a decoder of its own, without a warning."""
+        network = StubDenoiser(max_length=32, alignment="next")
+        spec = dataclasses.replace(MASKED, alignment="next")
+        model = model_of(character_tokenizer(" abcdefghi"), network, spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            lm = harness.DecoderLM(model, pd.SemiAutoregressive(), order="forward")
+        assert lm.likelihood == "exact"
+        right, wrong = lm.loglikelihood([request("ab h", " bd"), request("ab h", " ba")])
+        assert right[1] and not wrong[1] and 0 > right[0] > wrong[0]
+        assert lm.generate_until([request("ab h", {"max_gen_toks": 3})]) == [" bd"]
+
     def test_whole_texts(self, harness, denoiser):
         with pytest.warns(UserWarning, match="lower bounds"):
             lm = harness.DecoderLM(denoiser, pd.Masked(), draws=2)
@@ -318,7 +330,7 @@ class TestDecoderLM:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert harness.DecoderLM(causal, pd.AutoRegressive()).likelihood == "exact"
-        with pytest.raises(ValueError, match="likelihoods are exact, so draws must be left out"):
+        with pytest.raises(ValueError, match="likelihoods are exact, so draws and order must"):
             harness.DecoderLM(causal, pd.AutoRegressive(), draws=4)
         with pytest.raises(ValueError, match="no tokenizer"):
             harness.DecoderLM(model_of(None, Recital((5,))), GREEDY)

@@ -168,14 +168,6 @@ def wave_row(
     )
 
 
-def canvas_row(kind: type, count: Callable[..., Count] | None, first: int, **options: Any) -> Row:
-    """A row on the denoiser, one token a call."""
-    knobs, options = {"threshold": 2.0}, {**options, "log_probs": True}
-    return Row(
-        kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0)
-    )
-
-
 def masked_row(
     kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any
 ) -> Row:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import decoders_block
+import decoders_full
 import house_decoders as house
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,6 @@ from decoder_rows import (
     SIZE,
     STEPS,
     Row,
-    canvas_row,
     causal_row,
     drafted_row,
     jacobi_row,
@@ -34,7 +34,7 @@ from decoder_rows import (
 )
 from marks import over
 from plain_baselines import lookahead_count, prompt_lookup_count
-from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
+from plain_canvas import grid_count, strided_count, whole_canvas_count
 from plain_recurrent import (
     latent_count,
     one_by_one_count,
@@ -150,6 +150,7 @@ ROWS = {
         decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
     ),
     **decoders_block.BLOCKS,
+    **decoders_full.FULL,
     # Released programs
     "released-adaptive": Row(
         replicas.ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000
@@ -204,24 +205,7 @@ ROWS = {
     "released-strided": whole_batch_row(
         replicas.ReleasedStrided, 2 * (2 + 2), steps=2, width=10, stride=5
     ),
-    # Decoders of this folder
-    "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
-    "any-order-shifted": dataclasses.replace(
-        canvas_row(house.AnyOrder, whole_canvas_count, 0),
-        stub={"sharpness": 12.0, "alignment": "next"},
-    ),
-    "dual-cache": canvas_row(house.DualCache, functools.partial(dual_cache_count, 4), 1),
-    "dual-cache-per-query": canvas_row(
-        house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
-    ),
-    "dual-cache-renewed": dataclasses.replace(
-        canvas_row(house.DualCache, None, 1, block=3, renew=True),
-        stub={"sharpness": 12.0, "alignment": "next"},
-    ),
-    "prefix-cache": canvas_row(house.DualCache, None, 1, block=3, renew=True, prefix=True),
-    "revoking": dataclasses.replace(
-        canvas_row(house.Revoking, None, 0, block=8), knobs={"threshold": 0.8, "keep": 0.99}
-    ),
+    # A decoder of this folder
     "open-blocks": decoders_block.block_row(
         house.OpenBlocks, 3, None, {"threshold": 0.8}, first=(1, 0), blocks=3, log_probs=True
     ),
@@ -251,7 +235,8 @@ def by_class(names: Iterable[str], seldom: Iterable[str], apart: Iterable[str] =
 CLASSES = first_rows(ROWS)
 # which `test_house.py` tests
 HOUSE = tuple(name for name, row in ROWS.items() if row.kind.__module__ == house.__name__)
-LONG = (*REPLICAS, *HOUSE)
+# Steps of these are those of SemiAutoregressive in another order.
+LONG = (*REPLICAS, *HOUSE, "prophet", "planned", "speculative-denoising")
 ALIKE = (
     *LONG,
     "wavefront-straight-through",

@@ -18,8 +18,10 @@ from paradec_jax.objectives import OBJECTIVES
 from paradec_jax.objectives.options import Cluster, Run
 
 # Thresholds that all or nothing passes may be infinite; some numbers may be negative.
-ENDLESS = "exit_threshold accept_threshold threshold head_threshold entropy factor delta"
-NEGATIVE = "exit_threshold momentum noise init_scale seed"
+ENDLESS = (
+    "exit_threshold accept_threshold threshold head_threshold entropy factor delta spread stop_bias"
+)
+NEGATIVE = "exit_threshold momentum noise init_scale seed stop_bias"
 # of `import`, whose config refuses them once the release is known (tests/convert)
 LATER = (
     "block",

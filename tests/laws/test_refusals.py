@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import house_decoders
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -130,12 +129,37 @@ REFUSED = {
     "ReleasedMultiBlock(variant='dev')": "variant must be one of main, tail, plain, not",
     "ReleasedMultiBlock(pool=-1)": "pool must be at least 0, not -1",
     # Canvases
-    "AnyOrder().bind(CAUSAL, SIZE, OWN)": "decodes networks of visibility 'full', but this one's is 'causal'",
-    "run(AnyOrder(CANVAS, SIZE, NO_MASK))": "mask token, but the checkpoint's token spec has none",
-    "DualCache().bind(tiny_denoiser(), SIZE, OWN)": (
-        "DualCache needs a network with a cache, which DenoiserNetwork has not"
+    "SemiAutoregressive().bind(CAUSAL, SIZE, OWN)": "of visibility 'full', but this one's is 'causal'",
+    "SemiAutoregressive(cache='dual').bind(tiny_denoiser(), SIZE, OWN)": (
+        "cache dual needs a network with one, which DenoiserNetwork has not"
     ),
-    "Revoking().bind(CANVAS, SIZE, NEXT)": "networks of alignment 'own', but this one's is 'next'",
+    "SemiAutoregressive(rule='dynamic')": "rule must be one of static, rounded, .*, not 'dynamic'",
+    "SemiAutoregressive(order='mood')": "order must be one of confidence, .*, random, not 'mood'",
+    "SemiAutoregressive(cache='mood')": "cache must be one of none, prefix, dual, not 'mood'",
+    "SemiAutoregressive(rule='entropy')": "rule entropy needs order entropy, not confidence",
+    "SemiAutoregressive(rule='bound', order='random')": "rule bound needs order entropy, not random",
+    "SemiAutoregressive(length=0)": "length must be at least 1, not 0",
+    "run(full(NO_MASK))": "mask token, but the checkpoint's token spec has none",
+    "run(full(NEXT), ((1,), ()))": (
+        "row 1 does not begin with a given token, and logits of alignment 'next'"
+    ),
+    "run(full(), renew=2)": "renew needs cache prefix or dual, not none",
+    "run(full(), steps=2)": "steps needs rule static or rounded or grid or capped, not threshold",
+    "run(full(), epsilon=0.1)": "epsilon needs rule grid, not threshold",
+    "run(full(rule='static'), threshold=0.5)": "threshold needs rule .*threshold or capped, not static",
+    "run(full(order='random'), spread=0.5)": "spread needs order confidence or .*, not random",
+    "run(full(cache='dual'), renew=0)": "renew must be at least 1, not 0",
+    "Wino(rule='static')": "rule must be one of threshold, not 'static'",
+    "Wino().bind(CANVAS, SIZE, NEXT)": "networks of alignment 'own', but this one's is 'next'",
+    "run(full(kind=Wino), steps=2)": "steps needs rule static .*, not threshold",
+    "run(full(kind=Wino), back=1.5)": "back must be between 0 and 1, not 1.5",
+    "Prophet(rule='threshold')": "rule must be one of static, rounded, grid, capped, not 'threshold'",
+    "run(full(kind=Prophet), early=-1.0)": "early must be at least 0, not -1.0",
+    "run(full(kind=Prophet), answer=0)": "answer must be at least 1, not 0",
+    "Planned(length=4)": "Planned ranks the whole canvas, so length must be None, not 4",
+    "SpeculativeDenoising(tries=0)": "tries must be at least 1, not 0",
+    "SpeculativeDenoising(rule='static')": "rule must be one of single, not 'static'",
+    "run(full(kind=SpeculativeDenoising), steps=2)": "steps needs rule static .*, not single",
     "Masked(order='mood')": "order must be one of random, single, confidence, .*'mood'",
     "Masked(chunk=0)": "chunk must be at least 1, not 0",
     "Masked(confidence='raw')": "confidence needs order confidence or margin or entropy, not random",
@@ -234,12 +258,16 @@ def static(spec: TokenSpec = OWN, rule: str = "static") -> decode.BlockDenoising
     return decode.BlockDenoising(BLOCKS, SIZE, spec, rule=rule)
 
 
+def full(spec: TokenSpec = OWN, kind: type = decode.SemiAutoregressive, **options: Any) -> Any:
+    return kind(CANVAS, SIZE, spec, **options)
+
+
 def headed(head: Any, kind: type = decode.Residual, **options: Any) -> Any:
     return kind(BLOCKS, SIZE, OWN, head=head, **options)
 
 
 NAMES = {"np": np, "jnp": jnp}
-for module in (stubs, house_decoders, knobs, lookahead, replicas, residual_veto, decode):
+for module in (stubs, knobs, lookahead, replicas, residual_veto, decode):
     NAMES |= {name: value for name, value in vars(module).items() if name[0] != "_"}
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from stubs import StubCausal, StubDenoiser
 
@@ -47,3 +48,24 @@ def test_the_denoiser_fills_a_canvas_in_any_order(options):
         assert filled[p - shift] == want[p]
         canvas[p] = filled[p - shift]
     assert canvas == want
+
+
+@pytest.mark.parametrize("per_query", [False, True])
+def test_the_denoiser_notices_what_a_position_sees(per_query):
+    """Its block in the window and the rest of the canvas in the cache, once each."""
+    stub, positions = StubDenoiser(), jnp.arange(8)[None]
+    whole = stub.forward(None, jnp.full((1, 8), stub.mask).at[0, 2].set(5), positions)
+    cache = stub.write(stub.init_cache(jnp.zeros(1), 9), whole.kv, jnp.array([0]))
+    window, mask = stub.pick(whole.kv, jnp.array([4]), 3), jnp.ones((3, 3), bool)
+
+    @jax.jit
+    def found(visible):
+        visible = jnp.stack([visible] * 3, axis=1) if per_query else visible
+        prefix = network.Prefix(cache, visible)
+        out = stub.forward(None, window.tokens, window.positions, prefix, mask)
+        return stub.logits(None, out.hidden)[0].argmax(-1)
+
+    right = stub.expected([None, None, 5, *[None] * 5])[4:7]
+    assert found(np.isin(np.arange(9), (0, 1, 2, 3, 7))[None]).tolist() == right
+    for wrong in ((0, 1, 2, 3, 4, 7), (0, 2, 3, 7), (0, 1, 2, 3, 8)):
+        assert (found(np.isin(np.arange(9), wrong)[None]) != np.array(right)).all(), wrong

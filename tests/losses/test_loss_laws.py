@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 from loss_table import (
+    DENOISERS,
     MASKED,
     OBJECTIVES,
     PADDED,
@@ -53,12 +54,13 @@ LONG = (
     "self-distillation",
     "residual",
     "cllm",
+    "full attention",
 )
-EVERY = over(OBJECTIVES, LONG[:2])  # which studies use
+EVERY = over(OBJECTIVES, (*LONG[:2], LONG[-1]))  # which studies use, and a loss of another row
 # of two programs a test, which each form of a batch compiles: tokens and pairs
 QUICK = over(OBJECTIVES, OBJECTIVES.keys() - {"next token", "consistency"})
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
-RANDOM |= {"masked diffusion", "self-distillation", "block diffusion", "draft"}
+RANDOM |= {*DENOISERS, "block diffusion", "draft"}
 
 
 def frozen_of(name: str):
@@ -98,6 +100,7 @@ def test_every_objective_is_a_row():
         name.removesuffix("_loss").replace("_", " ") for name in dir(losses) if "_loss" in name
     }
     named |= {"stepwise", "recurrent consistency"}  # of experiments
+    named |= {"full attention"}  # the masked diffusion of another network, by other rules
     assert named == {name.replace("-", " ") for name in OBJECTIVES}
 
 
@@ -212,7 +215,6 @@ REFUSED = {
     "consistency_loss(causal(max_length=9), SPEC)(None, None, PAIRS_OF_TWO, None)": "positions of max_length 9",
     "cllm_loss(causal(), SPEC)(None, None, PAIRS_OF_TWO, None)": "cllm_loss wants one pair a row",
     "recurrent_consistency_loss(recurrent(), three, 1, SPEC, RULES, filler_share=1.5)": "filler_share must be in",
-    "draft_loss(blocks(), drafter())": "visibility 'causal', not 'block'",
     "DraftRules(target='best')": "target must be one of law, token, not 'best'",
     "DraftRules(decay=1.5)": "decay must be at most 1, not 1.5",
     "DraftRules(anchors=0)": "anchors must be at least 1, not 0",

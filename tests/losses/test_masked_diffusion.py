@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
+from reading import read
+from stubs import (
+    JointDenoiser,
+    tiny_denoiser,
+    tiny_denoiser_params,
+    tiny_full,
+    tiny_full_params,
+)
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
@@ -19,6 +26,7 @@ from paradec_jax.noise import Schedule, Times
 EXACT = JointDenoiser(
     3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
 )
+EXACT_SPEC = TokenSpec(mask=EXACT.mask, alignment="own")
 SPEC = TokenSpec(mask=31, alignment="own")
 NETWORK = tiny_denoiser(vocab_size=32, layers=1)
 BATCH = {
@@ -94,6 +102,7 @@ def test_importance_and_change_of_variables_are_one():
         BoundRules(measure="importance", times=Times("systematic", 1e-5)),
         BoundRules(measure="change_of_variables", times=Times("stratified", 1e-5)),
         BoundRules(steps=1000, times=Times("systematic", 1e-5)),
+        BoundRules(schedule=Schedule("ratio"), times=Times("systematic", 1e-4)),
     ],
     ids=[
         "time",
@@ -103,13 +112,14 @@ def test_importance_and_change_of_variables_are_one():
         "importance",
         "change-of-variables",
         "steps",
+        "ratio",
     ],
 )
 def test_every_way_of_drawing_bounds_the_likelihood(rules):
     """With the exact posterior the bound is the negative log-likelihood itself, up to what lies
     beyond the ends.
     """
-    objective = masked_diffusion_loss(EXACT, TokenSpec(mask=EXACT.mask), rules, dropout=False)
+    objective = masked_diffusion_loss(EXACT, EXACT_SPEC, rules, dropout=False)
     text = 40
     rows = 512
     batch = {
@@ -120,6 +130,30 @@ def test_every_way_of_drawing_bounds_the_likelihood(rules):
     error = values.std(ddof=1) / np.sqrt(len(values))
     wanted = -np.log(EXACT.law[text])
     assert abs(values.mean() - wanted) < 4 * error + 0.005 * wanted and error < 0.04 * wanted
+
+
+@pytest.mark.parametrize("cart", [None, 0.3])
+def test_the_next_token_is_predicted_from_the_one_before_it(cart):
+    """By a plain program, with the bound's weights and with those of CART."""
+    network, params, spec = (
+        tiny_full(),
+        tiny_full_params(),
+        dataclasses.replace(SPEC, alignment="next"),
+    )
+    rules = BoundRules(Schedule("ratio"), Times("plain"), cart=cart)
+    objective = jax.jit(masked_diffusion_loss(network, spec, rules))
+    loss, metrics = objective(params, None, BATCH, jax.random.key(0))
+    t, uniforms = 1e-3 + 0.999 * BATCH["time_uniforms"], BATCH["mask_uniforms"]
+    hidden = np.asarray(uniforms < t[:, None]) & (np.arange(7) > 0)
+    logits, _, _ = read(network, params, jnp.where(hidden, 31, BATCH["tokens"]))
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    costs, tokens = 0.0, np.asarray(BATCH["tokens"])
+    for row, at in np.argwhere(hidden):
+        seen = [abs(at - j) for j in range(7) if not hidden[row, j]]
+        weight = 1 / t[row] if cart is None else sum(0.15 * 0.7 ** (d - 1) for d in seen)
+        costs -= weight * log_probs[row, at - 1, tokens[row, at]]
+    np.testing.assert_allclose(loss, costs / 18, rtol=1e-5)
+    np.testing.assert_allclose(metrics["hidden"], hidden.sum() / 18, rtol=1e-6)
 
 
 def test_dropout_needs_its_key_and_its_rate():

@@ -183,7 +183,9 @@ def test_facts_of_the_network():
     assert (network.visibility, network.block, network.counters) == ("block", 4, ())
     assert network != network_of(dataclasses.replace(BLOCKS, block=8))
     fields = {
-        name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")
+        name: value
+        for name, value in BLOCKS.to_dict().items()
+        if name not in ("block", "blocks", "origin")
     }
     causal = network_of(dataclasses.replace(BASE, **fields))
     assert (causal.visibility, causal.block) == ("causal", None) and network != causal
@@ -209,7 +211,9 @@ def test_only_whole_blocks_count_as_room():
 def test_a_block_of_one_is_causal():
     single = dataclasses.replace(BLOCKS, block=1)
     fields = {
-        name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")
+        name: value
+        for name, value in BLOCKS.to_dict().items()
+        if name not in ("block", "blocks", "origin")
     }
     causal = dataclasses.replace(BASE, **fields)
     logits, want = (

@@ -18,6 +18,21 @@ def test_a_denoiser_learns_from_windows(source, tmp_path):
     assert len(pd.generate(model, ["x 1 "], pd.Masked(), max_new_tokens=8).text) == 1
 
 
+@pytest.mark.slow
+def test_a_causal_model_learns_to_fill_a_canvas(source, tmp_path, capsys):
+    options = ("--model", source / "llama", "--sft", "--length", 64, "--name", "ratio")
+    last = ran(source, tmp_path, *options, "--cart", 0.3, objective="masked")
+    model = pd.load(tmp_path / "model")
+    assert (model.family, model.token_spec.alignment, model.token_spec.mask) == (
+        "full_attention",
+        "next",
+        2,
+    )
+    assert capsys.readouterr().out.count("the mask is token 2 (</s>)") == 1
+    assert last["after"]["nats a token"] < last["before"]["nats a token"]
+    assert len(pd.generate(model, ["x 1 "], max_new_tokens=8).text) == 1
+
+
 def test_what_does_not_count_is_never_hidden():
     counted = np.arange(40) % 5 > 1
     make = WindowMaker(np.arange(40, dtype=np.int32), seed=0, rows=8, length=12, counted=counted)
@@ -29,7 +44,12 @@ def test_what_does_not_count_is_never_hidden():
 
 
 def test_refusals(source, tmp_path, capsys):
-    options = {"--packed": "packed is no option of masked", "--floor=2": "floor must be in (0, 1)"}
+    options = {
+        "--packed": "packed is no option of masked",
+        "--floor=2": "floor must be in (0, 1)",
+        "--alignment=next": "alignment and mask are options of a causal model",
+        "--cart=2": "cart must be at most 1, not 2",
+    }
     for option, reason in options.items():
         assert (
             refused(source, tmp_path, option, objective="masked")

@@ -21,6 +21,7 @@ FAMILIES = (
     "masked_diffusion",
     "block_diffusion",
     "baselines",
+    "full",
     "selfverify",
 )
 

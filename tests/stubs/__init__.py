@@ -17,6 +17,8 @@ from stubs.tiny import (
     tiny_denoiser_params,
     tiny_drafter,
     tiny_drafter_params,
+    tiny_full,
+    tiny_full_params,
     tiny_head,
     tiny_head_params,
     tiny_network,

@@ -71,6 +71,7 @@ class Stub:
     """
 
     counters: ClassVar[Any] = ()
+    subs: ClassVar[Any] = True
     visibility: ClassVar[Any] = "causal"
     block: ClassVar[Any] = None
     sharpness: Any

@@ -38,8 +38,7 @@ class StubDenoiser(CachedStub):
       alignment: "own", or "next" for scores at p that are those of p + 1.
       block: tokens of a block that sees the blocks before it and itself; None where all see all.
       others: further lengths of blocks that it serves.
-      origin: where blocks count from, "start", or "prompt" for the prompt's end; of that the stub
-        knows nothing, so that a window without a mask sees itself whole.
+      origin: where blocks count from, "start", or "prompt" for the prompt's end.
       probe: called on the host with "network_calls" whenever a call really runs.
     """
 
@@ -100,7 +99,7 @@ class StubDenoiser(CachedStub):
         self.report("network_calls")
         inputs = inputs if inputs.ndim == 2 else jnp.argmax(inputs, axis=-1).astype(jnp.int32)
         if mask is None:
-            block = self.max_length if self.origin == "prompt" else self.block or self.max_length
+            block = self.block or self.max_length
             mask = positions[:, :, None] // block >= positions[:, None] // block
         own = TokenKV(inputs, positions)
         keys, seen = keys_seen(own, prefix, mask)

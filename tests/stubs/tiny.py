@@ -65,7 +65,9 @@ def tiny(name: str, **changes: Any) -> Any:
 
 tiny_causal = functools.partial(tiny, "test-causal")
 tiny_blocks = functools.partial(tiny, "test-sdar")
+tiny_full = functools.partial(tiny, "test-full")
 tiny_denoiser = functools.partial(tiny, "test-mdlm")
+tiny_full = functools.partial(tiny, "test-full")
 
 
 def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
@@ -78,8 +80,8 @@ def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return params
 
 
-tiny_params, tiny_causal_params, tiny_blocks_params = map(
-    params_of, (tiny_network, tiny_causal, tiny_blocks)
+tiny_params, tiny_causal_params, tiny_blocks_params, tiny_full_params = map(
+    params_of, (tiny_network, tiny_causal, tiny_blocks, tiny_full)
 )
 
 

@@ -48,7 +48,7 @@ def read_prompt(
       causal: no position of the whole blocks sees a later one.
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached
-    prompt, from_prompt = request.tokens.shape[1], canvas.origin == "prompt"
+    prompt, from_prompt = request.tokens.shape[1], canvas.origin != "start"
     width = max((prompt if from_prompt else prompt // block * block) + block * opens, block)
 
     def call() -> tuple[Any, ...]:

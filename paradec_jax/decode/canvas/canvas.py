@@ -11,10 +11,11 @@ What is shown may be hidden again as long as it is not sealed; what is sealed ne
 A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas
 of whole blocks goes on to the end of the block that holds the last of these positions: the network
 sees whole blocks, the row ends at its limit. Blocks count from position 0 or from the end of the
-row's prompt::
+row's prompt, which is one block or, as if it had been padded on the left, several::
 
     origin "start"     p p p p | p _ _ _ | _ _ _ _          B = 4, a prompt of 5
     origin "prompt"    p p p p p | _ _ _ _ | _ _ _ _
+    origin "padded"    p | p p p p | _ _ _ _ | _ _ _ _
 """
 
 import dataclasses
@@ -60,7 +61,8 @@ class Canvas:
       rows: tokens (the mask's id where none is shown), lengths, counts.
       shown: positions whose token was given or revealed, [B, S].
       block: B, positions of a block.
-      origin: where blocks count from, "start" (position 0) or "prompt" (the prompt's end).
+      origin: where blocks count from, "start" (position 0), "prompt" (the prompt's end) or "padded"
+        (the prompt's end, in both directions).
       whole: whether the canvas ends with a whole block, not at the row's limit.
     """
 
@@ -91,8 +93,17 @@ class Canvas:
         return shift(known + 1, self.rows.length) - 1
 
     @property
+    def given(self) -> Bool[Array, "B S"]:
+        """Positions whose token was given."""
+        if self.rows.fixed is not None:
+            return self.rows.fixed
+        return jnp.arange(self.shown.shape[1]) < self.rows.prompt_lengths[:, None]
+
+    @property
     def first(self) -> Int[Array, "B"] | int:
-        """Position of each row's first block."""
+        """Position of each row's first block, which may follow a group of another length."""
+        if self.origin == "padded":
+            return self.rows.prompt_lengths % self.block
         return self.rows.prompt_lengths if self.origin == "prompt" else 0
 
     def block_at(self, position: Int[Array, "B"]) -> Int[Array, "B"]:

@@ -112,7 +112,7 @@ class RuledDecoder(DecoderBase):
 
     @property
     def origin(self) -> str:
-        """Where blocks count from, "start" or "prompt" (`Canvas`), a fact of the checkpoint."""
+        """Where blocks count from, as of `Canvas`, a fact of the checkpoint."""
         return getattr(self.network, "origin", "start")
 
     def shaped(self, logits: Float[Array, "B W V"], knobs: DenoisingKnobs) -> Float[Array, "B W V"]:

@@ -136,7 +136,7 @@ def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
             continue
         value, words = getattr(decoder, name), isinstance(wanted, tuple)
         if value not in wanted if words else value < wanted:
-            need = " or ".join(wanted) if words else f"of at least {wanted}"
+            need = " or ".join(map(str, wanted)) if words else f"of at least {wanted}"
             missing[field.name] = f"{name} {need}, not {value}"
     return missing
 

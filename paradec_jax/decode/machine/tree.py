@@ -166,7 +166,11 @@ def forward_tree(
         causal: Any = network.visibility == "causal"
         if windows.causal is not None:
             causal = side_by_side(windows.causal[:, index], tokens)
-        if len(of) > 1 or network.block not in (None, *tokens) or windows.causal is not None:
+        # A network alone counts blocks from position 0.
+        counted = (
+            network.block in (None, *tokens) and getattr(network, "origin", "start") == "start"
+        )
+        if len(of) > 1 or not counted or windows.causal is not None:
             mask = masks.windows(tokens, seen[..., index, :], causal)
         out = network.forward(params, fed, side_by_side(positions, tokens), prefix, mask)
         each, one, rest, kept = read(apart(out.hidden, tokens))

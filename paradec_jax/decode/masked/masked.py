@@ -7,17 +7,16 @@ the mask together, compares small probabilities with noise of few digits, and lo
 (arXiv 2409.02908).
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import check_words
 from paradec_jax.decode.canvas import AnyCanvas, Canvas
+from paradec_jax.decode.canvas.weigh import SCORES, TAKEN_FROM, by_chunks
 from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
@@ -33,16 +32,7 @@ from paradec_jax.decode.machine import (
 from paradec_jax.decode.rules import partition, positions_of, score, select, window, without_mask
 from paradec_jax.records import choices, pytree
 
-# Orders by score change the law: what is revealed then depends on what the network says.
-SCORES: dict[str, Callable[[Array, Array], Array]] = {
-    "confidence": score.probability,
-    "margin": lambda logits, tokens: score.margin(logits),
-    "entropy": lambda logits, tokens: -score.entropy(logits),
-}
 GROUPED = ("random", *SCORES)
-# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered
-# one.
-TAKEN_FROM = {"confidence": "raw", "margin": "filtered", "entropy": "filtered"}
 ORDERS = ("random", "single", *SCORES)
 GRIDS = ("linear", "cosine")
 STEPS = 128  # where the knob is not set
@@ -260,45 +250,3 @@ class Masked(MaskedDecoder):
         state = state.spend(out.counts, state.rows.limit)
         state, info, _ = self.unmask(params, state, out.hidden, at, state.groups, knobs)
         return state, info
-
-
-def by_chunks(
-    function: Callable[[Array, Array], Any],
-    hidden: Float[Array, "B W D"],
-    where: Bool[Array, "B W"],
-    chunk: int,
-    bounded: bool,
-) -> Any:
-    """A function of hidden states, at some positions of each row, C at a time.
-
-    How many positions a call reveals is drawn, and the knobs move it, so no shape may depend on it:
-    chunks of a fixed width go as far as the fullest row needs. The largest array is [B, C, V],
-    whatever the canvas.
-
-    Args:
-      function: (hidden [B, C, D], slots [B, C]) -> a tree of [B, C, ...].
-      where: the positions, in whose place the results are put.
-      chunk: C, positions of a row at a time.
-      bounded: whether to go through all W positions, which reverse mode can cross.
-
-    Returns:
-      A tree of [B, W, ...], zero at the other positions.
-    """
-    batch, width = where.shape
-    chunk = min(chunk, width)
-    most = -(-width // chunk)
-    count = jnp.sum(where, axis=1, dtype=jnp.int32)
-    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
-    order = jnp.where(jnp.arange(width) < count[:, None], order, width)  # `width` for none
-    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width)
-
-    def body(i: Array, results: Any) -> Any:
-        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
-        new = function(jnp.take_along_axis(hidden, slots[..., None], 1, mode="clip"), slots)
-        # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
-        scatter = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
-        return jax.tree.map(lambda old, x: scatter(old, slots, x), results, new)
-
-    shapes = jax.eval_shape(function, hidden[:, :chunk], order[:, :chunk])
-    empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
-    return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)

@@ -85,6 +85,25 @@ def entropy_budget(
     return select.top(-entropies, open_, jnp.maximum(count, 1))
 
 
+def entropy_bound(
+    entropies: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
+) -> Bool[Array, "B W"]:
+    """The open positions of lowest entropy as long as their sum without its largest term is at most
+    the bound.
+
+    ::
+
+        entropy      .1  .5  .2  .4
+        open          .   x   x   x      sums without the largest 0 .2 .6
+        bound .3      .   .   x   x
+
+    As published (EB-sampler, arXiv 2505.24857, Eq. 7), its bound gamma in nats.
+    """
+    ordered = jnp.sort(jnp.where(open_, entropies, jnp.inf), axis=1)
+    before = jnp.cumsum(ordered, axis=1) - ordered
+    return select.top(-entropies, open_, jnp.maximum(jnp.sum(before <= bound, axis=1), 1))
+
+
 def share(
     total: Int[Array, "B"],
     calls: Int[Array, "B"] | Int[Array, ""] | int,
@@ -99,3 +118,53 @@ def share(
         2 positions in 4 calls   1 1 0 0
     """
     return total // calls + (call < total % calls)
+
+
+def shares(
+    total: Int[Array, "B"], calls: Int[Array, "B"] | Int[Array, ""], call: Int[Array, "B"]
+) -> Int[Array, "B"]:
+    """How many of `total` positions calls 0 to `call` reveal together, by `share`.
+
+    ::
+
+        8 positions in 3 calls   3 6 8
+    """
+    made = jnp.minimum(call + 1, calls)
+    return total // calls * made + jnp.minimum(made, total % calls)
+
+
+def rounded(
+    masks: Int[Array, "B"], call: Int[Array, "B"], calls: Int[Array, "B"] | Int[Array, ""]
+) -> Int[Array, "B"]:
+    """How many of the masks that are left call `call` of `calls` reveals: an even share of the calls
+    left, rounded, halves to the even number (the linear schedule of dllm's MDLM).
+
+    ::
+
+        8 masks in 3 calls   3 2 3
+    """
+    left = jnp.maximum(calls - call, 1)
+    return jnp.round(masks / left).astype(jnp.int32)
+
+
+def on_grid(
+    masks: Int[Array, "B"],
+    call: Int[Array, "B"],
+    calls: Int[Array, "B"] | Int[Array, ""],
+    epsilon: Float[Array, ""] | float,
+) -> Int[Array, "B"]:
+    """How many of the masks that are left call `call` of `calls` reveals on Dream's grid of times.
+
+    ::
+
+        trunc(n (1 - t_(i+1) / t_i)),  t_i = 1 + i (epsilon - 1) / N;  all at the last call
+
+    The times are those of `torch.linspace` in float32, counted from the nearer end.
+    """
+    step = (jnp.float32(epsilon) - 1) / calls
+
+    def time(i: Array) -> Array:
+        return jnp.where(i < (calls + 1) // 2, 1 + step * i, epsilon - step * (calls - i))
+
+    part = masks * (1 - time(call + 1) / time(call))
+    return jnp.where(call >= calls - 1, masks, part.astype(jnp.int32))

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import check_words
-from paradec_jax.decode.rules.sampling import filtered_logits, filters, is_hot, tempered
+from paradec_jax.decode.rules.sampling import filtered_logits, filters, tempered
 from paradec_jax.nn.precision import at_least_float32
 
 CONFIDENCES = ("raw", "tempered", "filtered")
@@ -33,13 +33,14 @@ def shaped(
         tempered   softmax(z / T)                               SDAR, JetEngine
         filtered   softmax(z / T) after top-k, top-p, min-p     Dream
 
-    All three are the same at temperature 0, and at temperature 1 without filters.
+    At temperature 0, where z is not divided, filters count nevertheless, as in Dream. All three are
+    the same at temperature 1 without filters.
     """
     if confidence == "raw":
         return at_least_float32(logits)
     if confidence == "tempered":
         return tempered(logits, knobs.temperature)
-    some = is_hot(knobs.temperature) & filters(knobs, logits.shape[-1])
+    some = filters(knobs, logits.shape[-1])
     with_filters = functools.partial(filtered_logits, knobs=knobs, top_p_rule=top_p_rule)
     without = functools.partial(tempered, temperature=knobs.temperature)
     return lax.cond(some, with_filters, without, logits)
@@ -65,11 +66,16 @@ def probability(
 
 def margin(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Difference between the two largest probabilities (Dream's "topk_margin")."""
-    probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
+    return gap(jax.nn.softmax(at_least_float32(logits), axis=-1))
+
+
+def gap(x: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
+    """Difference between the two largest numbers, of logits Prophet's (arXiv 2508.19982)."""
+    x = at_least_float32(x)
     # By maxima: XLA gathers sharded rows for `top_k`.
-    best = jnp.argmax(probs, axis=-1, keepdims=True)
-    others = jnp.where(jnp.arange(probs.shape[-1]) == best, 0, probs)
-    return jnp.max(probs, axis=-1) - jnp.max(others, axis=-1)
+    best = jnp.argmax(x, axis=-1, keepdims=True)
+    others = jnp.where(jnp.arange(x.shape[-1]) == best, -jnp.inf, x)
+    return jnp.max(x, axis=-1) - jnp.max(others, axis=-1)
 
 
 def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:

@@ -25,6 +25,13 @@ def without_mask(logits: Float[Array, "*shape V"], mask: Any) -> Float[Array, "*
     return jnp.where(jnp.arange(logits.shape[-1]) == mask, lowered, logits)
 
 
+def scores_of(network: Any, logits: Float[Array, "*shape V"], mask: Any) -> Array:
+    """Scores of the clean tokens: `without_mask` of a network that is defined by SUBS, else the
+    logits themselves.
+    """
+    return without_mask(logits, mask) if network.subs else logits
+
+
 def subs(
     logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"], mask: Any
 ) -> Float[Array, "*shape V"]:
