@@ -202,6 +202,10 @@ ROWS = {
     "released-masked-sdtt": whole_batch_row(
         replicas.ReleasedMasked, 4 + 1, program="sdtt", sampler="analytic", steps=4
     ),
+    "released-canvas": decoders_full.full_row(
+        replicas.ReleasedCanvas, None, {"factor": 1.0}, length=4, rule="factor", last_along=True
+    ),
+    "replayed-planned": decoders_full.full_row(replicas.ReplayedPlanned, None, {}),
     "released-strided": whole_batch_row(
         replicas.ReleasedStrided, 2 * (2 + 2), steps=2, width=10, stride=5
     ),

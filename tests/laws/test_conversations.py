@@ -20,7 +20,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import encoded, read_examples
 from paradec_jax.data.problems import encode_prompts, read_problems
 from paradec_jax.generate import continuation_task
-from paradec_jax.objectives.blocks import Blocks
+from paradec_jax.objectives.filling import unused
 from paradec_jax.text import chat
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -126,7 +126,7 @@ def test_no_mask_is_a_token_of_any_role():
         ids=[WORDS.id_of(text) for text in TOKENS if "system" not in text]
     )
     with pytest.raises(ValueError, match="neither it nor its chat template"):
-        Blocks(mask="<|system|>").unused(job)
+        unused(job, "<|system|>")
 
 
 def test_a_prompt_with_the_model_s_mask():

@@ -56,7 +56,8 @@ def test_every_decoder_has_a_row():
         defined |= {kind for kind in ours if not inspect.isabstract(kind)}
     listed_kinds = {row.kind for row in ROWS.values()}
     assert defined <= listed_kinds and len(defined) > 12, defined - listed_kinds
-    bases = {base for kind in listed_kinds for base in kind.__bases__}
+    own = [kind for kind in listed_kinds if not kind.__module__.startswith("experiments.replicas")]
+    bases = {base for kind in own for base in kind.__bases__}
     assert all(inspect.isabstract(base) for base in bases), "a decoder subclasses another"
 
 
