@@ -110,8 +110,8 @@ def _module_of(fields: Json, given: dict[str, Any]) -> ModuleType:
     named = str(fields.get("model_type"))
     kind = given.pop("kind", fields.get(full.KIND_FIELD))
     if kind is not None:
-        types = {one: ", ".join(module.RELEASES) for one, module in BY_KIND.items()}
-        if named not in types.get(kind, "").split(", "):
+        if kind not in BY_KIND or named not in BY_KIND[kind].RELEASES:
+            types = {one: ", ".join(module.RELEASES) for one, module in BY_KIND.items()}
             raise ConvertError(
                 f"kind {kind!r} is not one of model type {named!r}, by kind: {types}"
             )

@@ -266,7 +266,7 @@ def from_pieces(
 
     Args:
       ids: id of every piece, those of bytes and special ones among them.
-      scores: of the pieces that are merged of two others, the best first.
+      scores: a number for each piece; of two merges the one with the larger number comes first.
       unknown: the piece of what has no bytes.
       blank: whether a blank is put before a text.
 

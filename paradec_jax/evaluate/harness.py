@@ -59,8 +59,8 @@ class DecoderLM(LM):
           seed: seed of initial states and of all draws.
           draws: draws of the bound on each likelihood, 128 when None; left out where likelihoods
             are exact.
-          order: of a model that fills masks "forward" or "backward" for likelihoods, "random" or
-            None for bounds.
+          order: how the positions of a span are hidden by a model that fills masks: "forward" or
+            "backward" for likelihoods, "random" or None for bounds.
 
         Raises:
           ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws or an

@@ -9,32 +9,30 @@
 """
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from paradec_jax.decode.canvas.blocks import BlockCanvas
-from paradec_jax.decode.canvas.canvas import Canvas
+from paradec_jax.decode.canvas.blocks import AnyBlocks
+from paradec_jax.decode.canvas.canvas import AnyCanvas
 from paradec_jax.decode.machine import Forward, Prefix, on_smallest
 from paradec_jax.decode.rules import pad_slots, where_rows, window
-
-AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
-AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)
 
 
 def read_canvas(
     decoder: Any, params: Any, canvas: Any, at: Array, width: int, prefix: Any
 ) -> Forward:
     """A call on a window of each row's canvas, with hidden states *about* its positions: of
-    alignment "next" those of the positions before, so that of the first one is not to be used.
+    alignment "next" those of the positions before, so that of the first one is not to be used; and
+    with counts of each row.
     """
     tokens, positions, _, mask = canvas.window(at, width)
     out = decoder.read(params, canvas, tokens, positions, prefix, mask)
-    if decoder.spec.alignment == "own":
-        return out
-    return dataclasses.replace(out, hidden=jnp.roll(out.hidden, 1, axis=1))
+    counts = {name: jnp.zeros_like(at) + amount for name, amount in out.counts.items()}
+    hidden = out.hidden if decoder.spec.alignment == "own" else jnp.roll(out.hidden, 1, axis=1)
+    return dataclasses.replace(out, hidden=hidden, counts=counts)
 
 
 def read_whole(
@@ -96,8 +94,7 @@ def read_span(
 
     def narrow(width: int) -> Any:
         out = read_canvas(decoder, params, canvas, at, width, Prefix(cache, visible))
-        counts = {name: start + amount for name, amount in out.counts.items()}
-        return out.hidden[:, before : before + block], counts
+        return out.hidden[:, before : before + block], out.counts
 
     renews, fits = renews & running, needs[:, None] <= jnp.asarray(widths)
     others = running & ~renews
@@ -106,8 +103,7 @@ def read_span(
     def renewed() -> Any:
         out = read_canvas(decoder, params, canvas, start, size, None)
         kept = decoder.reader.write(cache, out.kv, start)
-        spent = {name: start + amount for name, amount in out.counts.items()}
-        return where_rows(renews, (kept, about(out.hidden), spent), (cache, short, counts))
+        return where_rows(renews, (kept, about(out.hidden), out.counts), (cache, short, counts))
 
     new, hidden, counts = lax.cond(jnp.any(renews), renewed, lambda: (cache, short, counts))
     canvas = canvas.spend(counts, decoder.readings * jnp.where(renews, inside, needs))

@@ -36,7 +36,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import MOST
 from paradec_jax.decode.canvas.blocks import BlockCanvas
 from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.decode.canvas.choose import FACTOR, GAMMA, THRESHOLD, DenoisingKnobs, threshold_at
+from paradec_jax.decode.canvas.choose import GAMMA, THRESHOLD, DenoisingKnobs, threshold_at
 from paradec_jax.decode.canvas.guidance import Guided
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import (
@@ -246,14 +246,13 @@ class CanvasDecoder(DecoderBase):
 
     def judge(
         self,
-        params: Any,
+        logits: Float[Array, "B C V"],
         state: CanvasState,
-        hidden: Float[Array, "B C D"],
         positions: Int[Array, "B C"],
         knobs: Any,
     ) -> Weighed:
-        """A token for each position, given the hidden state about it, and how sure it is."""
-        logits = at_least_float32(self.network.logits(params, hidden))
+        """A token for each position, given the logits about it, and how sure it is."""
+        logits = at_least_float32(logits)
         stops = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(self.spec.stop, jnp.int32))
         logits = jnp.where(stops, logits + knobs.stop_bias, logits)
         able = without_mask(logits, self.mask)
@@ -279,7 +278,8 @@ class CanvasDecoder(DecoderBase):
         """`judge` at some positions of a window that begins at `at`, and their order."""
 
         def of_some(hidden: Array, slots: Array) -> Weighed:
-            return self.judge(params, state, hidden, at[:, None] + slots, knobs)
+            logits = self.network.logits(params, hidden)
+            return self.judge(logits, state, at[:, None] + slots, knobs)
 
         sure = by_chunks(of_some, hidden, where, self.chunk, self.bounded)
         positions = at[:, None] + jnp.arange(hidden.shape[1])
@@ -332,10 +332,10 @@ class CanvasDecoder(DecoderBase):
     ) -> Bool[Array, "B W"]:
         """Which of the masked positions the rule reveals, given their scores and how many are due."""
         if self.rule == "factor":
-            return reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
+            return reveal.factor(scores, masked, knobs.factor)
         if self.rule in ("entropy", "bound"):
             within = reveal.entropy_budget if self.rule == "entropy" else reveal.entropy_bound
-            return within(-scores, masked, GAMMA if knobs.entropy is None else knobs.entropy)
+            return within(-scores, masked, knobs.entropy)
         if self.rule == "threshold":
             return reveal.threshold(scores, masked, threshold_at(step, knobs))
         surest = select.top(scores, masked, count)

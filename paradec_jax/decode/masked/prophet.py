@@ -110,11 +110,9 @@ class Prophet(CanvasDecoder):
         new = dataclasses.replace(new, step=state.step + 1)
         return new, Committed(start, where, sure.tokens, sure.scores, hidden, gap, exits)
 
-    def judge(self, *args: Any) -> Weighed:
+    def judge(self, logits: Float[Array, "B C V"], *args: Any) -> Weighed:
         """As of every decoder of a canvas; and the gap between the two largest logits."""
-        params, _, hidden, *_ = args
-        gap = score.gap(self.network.logits(params, hidden))
-        return dataclasses.replace(super().judge(*args), more=gap)
+        return dataclasses.replace(super().judge(logits, *args), more=score.gap(logits))
 
     def progress(self, state: CanvasState, knobs: Any) -> Float[Array, "B"]:
         """Share of a row's steps that are done with this call."""
