@@ -25,8 +25,6 @@ from paradec_jax.decode.machine import Prefix, Reading, TreeCall, Windows, forwa
 from paradec_jax.decode.rules import where_rows, window, write_after_read
 from paradec_jax.records import pytree, static
 
-AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
-
 
 @pytree
 class BlockRead:
@@ -84,8 +82,8 @@ class BlockCanvas(Canvas):
         return jnp.concatenate([self.previous, hidden[:, :-1]], axis=1)
 
     def after_block(
-        self: AnyBlocks, stored: Bool[Array, "B"], length: Any, last: Float[Array, "B 1 D"]
-    ) -> AnyBlocks:
+        self: "AnyBlocks", stored: Bool[Array, "B"], length: Any, last: Float[Array, "B 1 D"]
+    ) -> "AnyBlocks":
         """The canvas at the next block, in rows that store one.
 
         Args:
@@ -102,12 +100,12 @@ class BlockCanvas(Canvas):
         )
 
     def store(
-        self: AnyBlocks,
+        self: "AnyBlocks",
         network: Any,
         call: BlockRead,
         tokens: Int[Array, "B _"],
         steps: Int[Array, "B"] | int = 1,
-    ) -> AnyBlocks:
+    ) -> "AnyBlocks":
         """The canvas after a call, whose keys are stored.
 
         Args:
@@ -119,7 +117,7 @@ class BlockCanvas(Canvas):
         cache = network.write(self.cache, call.kv, write_after_read(call.at, tokens))
         return dataclasses.replace(self, cache=cache, step=self.step + call.reads * steps)
 
-    def with_choice(self: AnyBlocks, choice: Choice) -> AnyBlocks:
+    def with_choice(self: "AnyBlocks", choice: Choice) -> "AnyBlocks":
         """The canvas after a choice in the open block."""
         return self.show(choice.tokens, choice.where, self.cached, choice.log_probs).seal()
 
@@ -140,6 +138,9 @@ class BlockCanvas(Canvas):
             both = jnp.concatenate([block, after], axis=1)
         reads = ~self.rows.done & (~stored | fused)
         return BlockRead(opened, both, call.windows.at[:, 0], call.kv, reads, stored)
+
+
+AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)
 
 
 def read_states(

@@ -28,8 +28,6 @@ from paradec_jax.decode.machine import Counts, Rows
 from paradec_jax.decode.rules import put, shift, window
 from paradec_jax.records import pytree, static
 
-AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
-
 
 @pytree
 class Choice:
@@ -136,12 +134,12 @@ class Canvas:
         return window(self.rows.tokens, at, width), positions, window(self.open, at, width), mask
 
     def show(
-        self: AnyCanvas,
+        self: "AnyCanvas",
         tokens: Int[Array, "B W"],
         where: Bool[Array, "B W"],
         at: Int[Array, "B"],
         log_probs: Float[Array, "B W"] | None = None,
-    ) -> AnyCanvas:
+    ) -> "AnyCanvas":
         """Shows tokens at open positions `at + i`, in any order; what is shown already keeps its
         token.
         """
@@ -151,15 +149,15 @@ class Canvas:
         return dataclasses.replace(self, rows=rows, shown=shown)
 
     def hide(
-        self: AnyCanvas, where: Bool[Array, "B W"], at: Int[Array, "B"], mask: int
-    ) -> AnyCanvas:
+        self: "AnyCanvas", where: Bool[Array, "B W"], at: Int[Array, "B"], mask: int
+    ) -> "AnyCanvas":
         """Puts `mask` back at positions `at + i` that are neither sealed nor given."""
         positions = at[:, None] + jnp.arange(where.shape[1])
         where = where & (positions >= self.rows.length[:, None])
         rows = self.rows.write(jnp.full_like(positions, mask), where, at)
         return dataclasses.replace(self, rows=rows, shown=self.shown & (rows.tokens != mask))
 
-    def seal(self: AnyCanvas, upto: Int[Array, "B"] | None = None) -> AnyCanvas:
+    def seal(self: "AnyCanvas", upto: Int[Array, "B"] | None = None) -> "AnyCanvas":
         """Commits the leading run of what is shown, as far as position `upto`.
 
         Budget and stop tokens cut the run as `Rows.settle` says.
@@ -170,7 +168,10 @@ class Canvas:
         return dataclasses.replace(self, rows=self.rows.settle(shown))
 
     def spend(
-        self: AnyCanvas, counts: Counts, positions: Array | int, calls: Array | int = 1
-    ) -> AnyCanvas:
+        self: "AnyCanvas", counts: Counts, positions: Array | int, calls: Array | int = 1
+    ) -> "AnyCanvas":
         """Adds to the counts of running rows, as `Rows.spend`."""
         return dataclasses.replace(self, rows=self.rows.spend(counts, positions, calls))
+
+
+AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
