@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chi_square import excess
 
+from experiments.families.known import KnownLaw
 from experiments.masked_diffusion import sample_law
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
@@ -57,6 +58,32 @@ def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
     network = ChainDenoiser(CHAIN)
     assert excess(samples(network, "single")[0], law(), 3) < 4
     assert excess(samples(network, steps=1)[0], law(), 3) > 100
+
+
+SEES = {  # by visibility: block, alignment, and what the positions 1 and 3 are predicted from
+    "full": (None, "own", ((0, 2), (0, 2))),
+    "block": (2, "own", ((0,), (0, 2))),
+    "causal": (None, "next", ((0,), (0, 2))),
+}
+
+
+@pytest.mark.parametrize("visibility", SEES)
+def test_a_network_knows_the_law_as_far_as_it_sees(visibility):
+    block, alignment, seen = SEES[visibility]
+    network, params = KnownLaw(CHAIN, visibility, block, alignment), None
+    canvas = jnp.array([[2, 3, 1, 3]])
+    whole = network.forward(params, canvas, jnp.arange(4)[None]).hidden
+    # The second half over a cache of the first.
+    cache = network.init_cache(jnp.zeros(1), 4)
+    cache = network.write(cache, canvas[:, :2], jnp.zeros(1, int))
+    before = decode.Prefix(cache, jnp.array([2]))
+    half = network.forward(params, canvas[:, 2:], jnp.arange(2, 4)[None], before).hidden
+    np.testing.assert_allclose(half, whole[:, 2:], atol=1e-5)
+    for place, shown in zip((1, 3), seen, strict=True):
+        agrees = (TEXTS[:, shown] == np.asarray(canvas)[0, list(shown)]).all(axis=1) * law()
+        want = np.bincount(TEXTS[:, place], agrees, 3) / agrees.sum()
+        got = np.exp(whole[0, place - (alignment == "next")])
+        np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @functools.cache
