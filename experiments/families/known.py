@@ -9,14 +9,16 @@ the decoder's own doing.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float64, Int
 
-from experiments.masked_diffusion.markov import Chain
+from experiments.tasks.chains import MarkovLaw
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Prefix
 from paradec_jax.decode.machine import Forward
@@ -25,6 +27,29 @@ from paradec_jax.decode.rules import pad_slots, positions_of, window
 from paradec_jax.nn import masks
 
 NEVER = -1e9  # logit of the mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(MarkovLaw):
+    """A chain of which every transition is given.
+
+    Attributes:
+      rows: probabilities of the symbols after each symbol.
+      length: L, symbols of a text.
+    """
+
+    rows: tuple[tuple[float, ...], ...]
+    length: int
+
+    @property
+    def symbols(self) -> int:
+        """V, symbols; the mask is token V."""
+        return len(self.rows)
+
+    @functools.cached_property
+    def transitions(self) -> Float64[np.ndarray, "V V"]:
+        """T, by symbol and the next one."""
+        return np.asarray(self.rows, np.float64)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m experiments.families.price --out price.json --figure price.png
     python -m experiments.families.price --rows "wino --threshold 0.8" "block --rule entropy"
 
-A decoder writes N texts of a Markov chain at temperature 1. Its network knows the chain
+A decoder writes N texts of a Markov chain of three symbols at temperature 1. Its network knows the chain
 (`experiments.families.known`), so that whatever its texts are off by is the decoder's doing::
 
     price = KL(q || p) / L = 1/L sum over texts x of q(x) log(q(x) / p(x)),    nats a token
@@ -30,8 +30,7 @@ from tyro.conf import OmitArgPrefixes
 from experiments.common.command import run as run_command
 from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
-from experiments.families.known import KnownLaw
-from experiments.masked_diffusion.markov import Chain
+from experiments.families.known import Chain, KnownLaw
 from paradec_jax import make_request, run
 from paradec_jax.decode.machine import Setting
 from paradec_jax.decode.machine.request import keys_of, seed_words
@@ -39,11 +38,16 @@ from paradec_jax.evaluate.intervals import Z95
 from paradec_jax.families import choose
 
 PROMPT, NEW, BLOCK = (1, 2, 0), 6, 3
-CHAIN = Chain((0.7, 0.2, 0.1), len(PROMPT) + NEW, 1)
-NETWORKS = {
-    "causal": KnownLaw(CHAIN, "causal", None, "next"),
-    "block_diffusion": KnownLaw(CHAIN, "block", BLOCK),
-    "full_attention": KnownLaw(CHAIN),
+# Each symbol leaves as much open as any other, or one next to nothing and another one a lot.
+LAWS = {
+    "even": ((0.2, 0.7, 0.1), (0.1, 0.2, 0.7), (0.7, 0.1, 0.2)),
+    "mixed": ((0.01, 0.97, 0.02), (0.25, 0.15, 0.6), (0.4, 0.35, 0.25)),
+}
+CHAINS = {name: Chain(rows, len(PROMPT) + NEW) for name, rows in LAWS.items()}
+FAMILIES = {  # how networks see, and what their logits are about
+    "causal": ("causal", None, "next"),
+    "block_diffusion": ("block", BLOCK, "own"),
+    "full_attention": ("full", None, "own"),
 }
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 CANVAS = "semi_autoregressive --length"
@@ -98,6 +102,7 @@ class Options:
     """What is measured.
 
     Attributes:
+      laws: "even", whose symbols are all as hard to guess, and "mixed".
       rows: decoders as of `paradec generate`, for their families; all of the table when empty.
       samples: N, texts of a row.
       batch: texts that are written together.
@@ -106,6 +111,7 @@ class Options:
       figure: where the picture goes; none when None.
     """
 
+    laws: tuple[str, ...] = tuple(LAWS)
     rows: tuple[str, ...] = ()
     samples: int = 2**17
     batch: int = 2**13
@@ -114,16 +120,16 @@ class Options:
     figure: Path | None = None
 
 
-def price(family: str, setting: Setting, options: Options) -> dict[str, Any]:
+def price(law: str, family: str, setting: Setting, options: Options) -> dict[str, Any]:
     """Price and tokens a call of a decoder."""
-    network = NETWORKS[family]
-    # Beside a head that adds nothing a decoder may ask for parts of parameters.
-    decoder = setting.decoder.bind(network, CHAIN.length, network.spec)
+    chain = CHAINS[law]
+    network = KnownLaw(chain, *FAMILIES[family])
+    decoder = setting.decoder.bind(network, chain.length, network.spec)
     knobs = dataclasses.replace(setting.values, temperature=1.0)
     parts = dict.fromkeys(decoder.networks) if decoder.further_networks else None
     params = decoder.prepare(parts)
-    counts, calls = np.zeros(CHAIN.symbols**NEW, np.int64), 0
-    digits = CHAIN.symbols ** np.arange(NEW)[::-1]
+    counts, calls = np.zeros(chain.symbols**NEW, np.int64), 0
+    digits = chain.symbols ** np.arange(NEW)[::-1]
     for first in range(0, options.samples, options.batch):
         size = min(options.batch, options.samples - first)
         keys = keys_of(seed_words(options.seed), np.arange(first, first + size))
@@ -134,17 +140,18 @@ def price(family: str, setting: Setting, options: Options) -> dict[str, Any]:
         counts += np.bincount(texts @ digits, minlength=len(counts))
         calls += int(np.asarray(decoded.network_calls).sum())
     return {
+        "law": law,
         "family": family,
         "decoder": setting.name,
         "tokens a call": options.samples * NEW / calls,
-        **divergence(counts),
+        **divergence(chain, counts),
     }
 
 
-def divergence(counts: np.ndarray) -> dict[str, Any]:
+def divergence(chain: Chain, counts: np.ndarray) -> dict[str, Any]:
     """The price by counts of all texts, and its interval, in nats a token."""
-    texts = np.asarray([*itertools.product(range(CHAIN.symbols), repeat=NEW)])
-    law = CHAIN.log_conditional(texts, np.full(len(texts), PROMPT[-1]))
+    texts = np.asarray([*itertools.product(range(chain.symbols), repeat=NEW)])
+    law = chain.log_conditional(texts, np.full(len(texts), PROMPT[-1]))
     some = counts > 0
     q, total = counts[some] / counts.sum(), counts.sum()
     ratios = np.log(q) - law[some]
@@ -156,39 +163,38 @@ def divergence(counts: np.ndarray) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Price over tokens a call: a panel a family of attention, a line a rule."""
-    families = [name for name in NETWORKS if any(row["family"] == name for row in rows)]
-    with picture(path, (1 + 4.5 * len(families), 4.2)) as figure:
-        panels = figure.subplots(1, len(families), squeeze=False, sharey=True)[0]
-        for panel, family in zip(panels, families, strict=True):
-            of = [row for row in rows if row["family"] == family]
+    """Price over tokens a call: a row of panels a law, a panel a family, a line a rule."""
+    laws, families = ([*dict.fromkeys(row[name] for row in rows)] for name in ("law", "family"))
+    with picture(path, (1 + 4.2 * len(families), 3.8 * len(laws))) as figure:
+        grid = figure.subplots(len(laws), len(families), squeeze=False, sharey=True)
+        for panel, (law, family) in zip(grid.flat, itertools.product(laws, families), strict=True):
+            of = [row for row in rows if (row["law"], row["family"]) == (law, family)]
             for line in dict.fromkeys(row["line"] for row in of):
                 points = sorted((r["tokens a call"], r["price"]) for r in of if r["line"] == line)
                 panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=line)
-            panel.set_title(family.replace("_", " "))
-            panel.set_xlabel("tokens a call")
+            panel.set_title(f"{family.replace('_', ' ')}, {law} law", fontsize=9)
             panel.set_yscale("symlog", linthresh=1e-3)
-            panel.legend(fontsize=7)
-        panels[0].set_ylabel("nats a token off the model's law")
+            panel.legend(fontsize=6)
+        figure.supxlabel("tokens a call")
+        figure.supylabel("nats a token off the model's law")
 
 
 def main(options: OmitArgPrefixes[Options]) -> None:
     """Measures all rows and writes them."""
     rows = []
-    for family, lines in LINES.items():
-        for line, words in lines.items():
-            for word in words:
-                if options.rows and word not in options.rows:
-                    continue
-                setting = choose(family, f"{word} --temperature 1")
-                rows.append({"line": line, "row": word, **price(family, setting, options)})
-                row = rows[-1]
-                low, high = row["interval"]
-                print(
-                    f"{family:16} {word:60} {row['tokens a call']:5.2f} tokens a call, "
-                    f"{row['price']:.4f} [{low:.4f}, {high:.4f}] nats a token",
-                    flush=True,
-                )
+    for law, (family, lines) in itertools.product(options.laws, LINES.items()):
+        for line, word in ((line, word) for line, words in lines.items() for word in words):
+            if options.rows and word not in options.rows:
+                continue
+            setting = choose(family, f"{word} --temperature 1")
+            row = {"line": line, "row": word, **price(law, family, setting, options)}
+            rows.append(row)
+            low, high = row["interval"]
+            print(
+                f"{law:6} {family:16} {word:66} {row['tokens a call']:5.2f} tokens a call, "
+                f"{row['price']:.4f} [{low:.4f}, {high:.4f}]",
+                flush=True,
+            )
     write_record(options.out, options, {"rows": rows})
     if options.figure is not None:
         if_possible(draw, rows, options.figure)

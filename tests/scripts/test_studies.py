@@ -73,7 +73,8 @@ STUDIES = {
     "families.price": (
         2,
         "family line row price interval",
-        "--samples 64 --batch 64 --rows autoregressive self_verified --figure OUT/figures/rows.png",
+        "--laws mixed --samples 64 --batch 64 --rows autoregressive self_verified "
+        "--figure OUT/figures/rows.png",
     ),
     "jacobi.side_by_side": (
         10,
