@@ -4,7 +4,7 @@
     python -m experiments.families.price --rows "wino --threshold 0.8" "block --rule entropy"
 
 A decoder writes N texts of a Markov chain of three symbols at temperature 1. Its network knows the chain
-(`experiments.families.known`), so that whatever its texts are off by is the decoder's doing::
+(`experiments.common.known`), so that whatever its texts are off by is the decoder's doing::
 
     price = KL(q || p) / L = 1/L sum over texts x of q(x) log(q(x) / p(x)),    nats a token
 
@@ -28,9 +28,9 @@ import numpy as np
 from tyro.conf import OmitArgPrefixes
 
 from experiments.common.command import run as run_command
+from experiments.common.known import Chain, KnownLaw
 from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
-from experiments.families.known import Chain, KnownLaw
 from paradec_jax import make_request, run
 from paradec_jax.decode.machine import Setting
 from paradec_jax.decode.machine.request import keys_of, seed_words

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from chi_square import excess
 
-from experiments.families.known import KnownLaw
+from experiments.common.known import KnownLaw
 from experiments.masked_diffusion import sample_law
-from experiments.masked_diffusion.markov import Chain, ChainDenoiser
+from experiments.masked_diffusion.markov import Chain
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import decode
 from paradec_jax.decode.rules import partition
@@ -55,7 +55,7 @@ def samples(network, order="random", count=20_000, **knobs):
 
 
 def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
-    network = ChainDenoiser(CHAIN)
+    network = KnownLaw(CHAIN)
     assert excess(samples(network, "single")[0], law(), 3) < 4
     assert excess(samples(network, steps=1)[0], law(), 3) > 100
 
@@ -111,12 +111,12 @@ def test_the_law_of_samples_is_the_sum_over_all_partitions(temperature):
     np.testing.assert_allclose(
         log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10
     )
-    found, _ = samples(ChainDenoiser(CHAIN), steps=STEPS, temperature=temperature)
+    found, _ = samples(KnownLaw(CHAIN), steps=STEPS, temperature=temperature)
     assert excess(found, wanted, 3) < 4
 
 
 def test_the_law_of_another_network_lies_between_two_estimates():
-    network, apart = ChainDenoiser(OTHER), {}
+    network, apart = KnownLaw(OTHER), {}
     texts, keys = samples(network, count=1_000, steps=STEPS)
     positions = jnp.broadcast_to(jnp.arange(4), texts.shape)
     groups = np.asarray(partition.linear(partition.words(keys, positions), STEPS))

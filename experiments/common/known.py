@@ -4,7 +4,10 @@
 
     p(x_t = v | seen)  ~  T^(t - l)[x_l, v] T^(r - t)[v, x_r]        l, r the nearest positions that it sees
 
-As causal, block or full attention lets it see: what a decoder's texts lose against the law is then
+That is forward-backward, of which two powers of the transitions T are left, since what lies beyond
+the nearest says nothing more. Where none is before, pi[v] stands in the place of the first factor;
+where none is after, 1 in that of the second. It sees what causal, block or full attention lets it:
+under full attention it is the perfect denoiser. What a decoder's texts lose against the law is then
 the decoder's own doing.
 """
 
