@@ -199,7 +199,9 @@ def flat(fields: Json) -> dict[str, Any]:
     model = fields.get("model")
     if "model_type" in fields or not isinstance(model, dict):
         return dict(fields)
-    check_fixed(fields, {"parameterization": "subs"})
+    kind = fields.get("parameterization")
+    if isinstance(kind, str) and kind != "subs":  # SDTT's is an object
+        raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
     names = {
         NESTED.get(name, name): name for official, _, _ in FIELDS.values() for name in official
     }
@@ -226,8 +228,9 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
-    bos, stop, pad, mask = (token_ids(fields, name, vocab_size) for name in names)
+    bos, stop, pad, mask = (
+        token_ids(fields, f"{name}_token_id", vocab_size) for name in ("bos", "eos", "pad", "mask")
+    )
     if not mask and vocab_size in TOKENS:
         return TOKENS[vocab_size]
     return token_spec(bos, stop, [*pad, *stop], [*mask, vocab_size - 1], "own")

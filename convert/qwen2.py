@@ -335,8 +335,8 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
 
 def _rope(fields: Json) -> dict[str, Any]:
     """The fields of rotary positions, perhaps of each layer type. Raises ConvertError."""
-    named = (fields.get(name) for name in ("rope_parameters", "rope_scaling"))
-    parts = [part for part in named if part is not None]
+    names = ("rope_parameters", "rope_scaling")
+    parts = [fields[name] for name in names if fields.get(name) is not None]
     if all(isinstance(part, dict) for part in parts):
         by_type = ([part[k] for k in LAYER_TYPES if part.get(k)] or [part] for part in parts)
         parts = [part for group in by_type for part in group]

@@ -63,8 +63,8 @@ def _child(folder: str, out: str, known: str) -> None:
     options = {"attn_implementation": "eager"} if known == "True" else own
     model = AutoModelForCausalLM.from_pretrained(folder, **options).float().eval()
     rng = np.random.default_rng(0)
-    vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the recurrent release
-    tokens = rng.integers(0, vocabulary, (BATCH, LENGTH))
+    # no special tokens of the recurrent release
+    tokens = rng.integers(0, min(model.config.vocab_size, 65_504), (BATCH, LENGTH))
     arrays: dict[str, np.ndarray] = {"input_ids": tokens}
     of_step: dict[str, dict[str, Any]] = {"logits": {}}
     if known != "True":
