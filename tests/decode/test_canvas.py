@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow
 from reading import read
 from stubs import PROMPTS, StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
@@ -121,21 +120,3 @@ def test_blocks_from_the_prompts_end_write_what_a_plain_program_writes(origin):
     assert result.completions() == [text for text, _ in want]
     assert result.network_calls.tolist() == [calls for _, calls in want], "stores ride along"
     assert any(calls < new for (_, calls), new in zip(want, news, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (decode.Masked, {"chunk": 3}),
-        slow(decode.SoftMasked, {"order": "margin"}),
-        (decode.Strided, {"width": 6, "stride": 6}),
-    ],
-)
-def test_scores_about_the_next_position(kind, options):
-    network = dataclasses.replace(STUB, alignment="next")
-    spec = dataclasses.replace(SPEC, alignment="next")
-    decoder = kind(network, SIZE + 2, spec, **options)
-    result = decode.run(decoder, None, tiny_request(9), decoder.Knobs(temperature=0.0, steps=7))
-    assert result.completions() == [
-        network.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
-    ]

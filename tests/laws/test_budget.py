@@ -97,12 +97,6 @@ def is_text(node: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def test_wrapping_and_explaining_cost_nothing():
-    packed = 'def f(a, b):\n    "What."\n    return a + b\n'
-    airy = 'def f(\n    a, b\n):\n    """What.\n\n    Why.\n    """\n    # Because.\n\n    return (\n        a + b)\n'
-    assert tokens_of(packed) + 2 == tokens_of(airy)  # the two parentheses
-
-
 def tracked() -> list[Path]:
     """Files that git tracks and that are there."""
     if not (ROOT / ".git").exists():

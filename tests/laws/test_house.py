@@ -10,7 +10,7 @@ from house_decoders import OpenBlocks
 from marks import over
 from results import listed, rows_of
 from small_tokenizers import letters
-from stubs import PROMPTS, StubDenoiser, tiny_request
+from stubs import PROMPTS, StubDenoiser, infilling, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -31,14 +31,10 @@ TEXTS = (
 LENGTHS, BUDGETS = (4, 0, 2, 4), (3, 9, 3, 0)
 
 
-def infilling(**options):
-    tokens = [
-        [token or 0 for token in text[:length]] for text, length in zip(TEXTS, LENGTHS, strict=True)
-    ]
-    given = [
-        [token is not None for token in text[:n]] for text, n in zip(TEXTS, LENGTHS, strict=True)
-    ]
-    return decode.make_request(tokens, given=given, max_new_tokens=BUDGETS, **options)
+def begun(**options):
+    """The texts as far as their lengths; what follows is for the budgets."""
+    texts = [text[:length] for text, length in zip(TEXTS, LENGTHS, strict=True)]
+    return infilling(texts, BUDGETS, **options)
 
 
 def whole(decoded) -> list[list[int]]:
@@ -62,7 +58,7 @@ CANVASES = {name: decoder.bind(STUB, SIZE, SPEC) for name, decoder in CANVASES.i
 @over(CANVASES, CANVASES.keys() - {"dual"})
 def test_holes_are_filled_by_the_known_law(name):
     decoder, knobs = CANVASES[name], CANVASES[name].Knobs()
-    result = decode.run(decoder, None, infilling(), knobs)
+    result = decode.run(decoder, None, begun(), knobs)
     assert whole(result) == [STUB.expected(text) for text in TEXTS]
     assert result.generated.tolist() == [sum(token is None for token in text) for text in TEXTS]
     assert (
@@ -70,17 +66,17 @@ def test_holes_are_filled_by_the_known_law(name):
     )
     assert result.completions()[0] == [STUB.expected(TEXTS[0])[i] for i in (1, 2, 4, 5, 6)]
     for i in range(len(TEXTS)):
-        assert listed(decode.run(decoder, None, infilling().take([i]), knobs)) == rows_of(result, i)
+        assert listed(decode.run(decoder, None, begun().take([i]), knobs)) == rows_of(result, i)
     if name == "dual":
-        traced, infos = decode.trace(decoder, None, infilling(), knobs, n=12)
+        traced, infos = decode.trace(decoder, None, begun(), knobs, n=12)
         assert listed(traced) == listed(result)
         assert np.asarray(infos.where).sum(axis=(0, 2)).tolist() == result.generated.tolist()
-        served = decode.serve(decoder, None, infilling(), knobs, rows=2, every=1)
+        served = decode.serve(decoder, None, begun(), knobs, rows=2, every=1)
         assert listed(served.decoded) == listed(result)
 
 
 def test_given_tokens_are_never_stops():
-    result = decode.run(CANVASES["dual"], None, infilling(stop=(4,)))
+    result = decode.run(CANVASES["dual"], None, begun(stop=(4,)))
     want = [STUB.expected(text) for text in TEXTS]
     cut = [want[0], want[1][: want[1].index(4) + 1] if 4 in want[1] else want[1]]
     assert whole(result)[0] == want[0], "the 4 that was given ended its row"
@@ -89,7 +85,7 @@ def test_given_tokens_are_never_stops():
 
 def test_a_canvas_reveals_what_is_open_alone():
     decoder = CANVASES["whole"]
-    rows = decoder.begin(infilling(), 0)
+    rows = decoder.begin(begun(), 0)
     canvas = Canvas.of(rows, SPEC.mask)
     assert canvas.open.sum(axis=1).tolist() == [5, 9, 3, 2]
     nines = jnp.full(rows.tokens.shape, 9)
