@@ -51,6 +51,7 @@ FAMILIES = {  # how networks see, and what their logits are about
 }
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 CANVAS = "semi_autoregressive --length"
+MARKERS = "osv^DPX"
 
 
 def each(words: str, values: Sequence[Any]) -> list[str]:
@@ -163,20 +164,22 @@ def divergence(chain: Chain, counts: np.ndarray) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Price over tokens a call: a row of panels a law, a panel a family, a line a rule."""
-    laws, families = ([*dict.fromkeys(row[name] for row in rows)] for name in ("law", "family"))
-    with picture(path, (1 + 4.2 * len(families), 3.8 * len(laws))) as figure:
-        grid = figure.subplots(len(laws), len(families), squeeze=False, sharey=True)
-        for panel, (law, family) in zip(grid.flat, itertools.product(laws, families), strict=True):
-            of = [row for row in rows if (row["law"], row["family"]) == (law, family)]
-            for line in dict.fromkeys(row["line"] for row in of):
-                points = sorted((r["tokens a call"], r["price"]) for r in of if r["line"] == line)
-                panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=line)
-            panel.set_title(f"{family.replace('_', ' ')}, {law} law", fontsize=9)
+    """Price over tokens a call: a panel a law, a line a rule."""
+    laws, lines = ([*dict.fromkeys(row[name] for row in rows)] for name in ("law", "line"))
+    with picture(path, (2.6 + 3.4 * len(laws), 4.4)) as figure:
+        panels = figure.subplots(1, len(laws), squeeze=False, sharey=True)[0]
+        for panel, law in zip(panels, laws, strict=True):
+            for number, line in enumerate(lines):
+                of = [row for row in rows if (row["law"], row["line"]) == (law, line)]
+                points = sorted((row["tokens a call"], row["price"]) for row in of)
+                style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4, "linewidth": 1}
+                panel.plot(*zip(*points, strict=True), label=line, **style)
+            panel.set(title=f"{law} law", xlabel="tokens a call", xscale="log")
+            panel.set_xticks([1, 1.5, 2, 3, 6], ["1", "1.5", "2", "3", "6"])
+            panel.minorticks_off()
             panel.set_yscale("symlog", linthresh=1e-3)
-            panel.legend(fontsize=6)
-        figure.supxlabel("tokens a call")
-        figure.supylabel("nats a token off the model's law")
+        panels[0].set_ylabel("nats a token off the model's law")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
 
 
 def main(options: OmitArgPrefixes[Options]) -> None:
