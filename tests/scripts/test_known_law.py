@@ -53,12 +53,6 @@ def samples(network, order="random", count=20_000, **knobs):
     ], keys
 
 
-def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
-    network = ChainDenoiser(CHAIN)
-    assert excess(samples(network, "single")[0], law(), 3) < 4
-    assert excess(samples(network, steps=1)[0], law(), 3) > 100
-
-
 @functools.cache
 def known(chain: Chain, temperature: float, i: int, shown: tuple[int, ...]) -> np.ndarray:
     """How likely each text's own symbol at i is, given its symbols at `shown`, at a temperature."""
