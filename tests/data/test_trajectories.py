@@ -95,7 +95,7 @@ def test_another_collection_is_refused(folder):
         claim(folder, N, {"seed": 4})
 
 
-def damage(folder, how: str) -> None:
+def damage(folder, how: str):
     index, shard = json.loads((folder / "index.json").read_text()), folder / "shard-00001.npy"
     data = bytearray(shard.read_bytes())
     if how == "cut":

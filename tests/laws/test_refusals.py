@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,9 +46,7 @@ def test_what_cannot_work_is_refused_at_once(name):
                     drive_it(row.decoder(), row.params, request, wrong)
 
 
-def run(
-    decoder: Any, prompts: Any = ((1,),), params: Any = None, recorded: Any = None, **knobs: Any
-) -> Any:
+def run(decoder, prompts=((1,),), params=None, recorded=None, **knobs):
     """A run that must be refused."""
     request = tiny_request(2, prompts=prompts, recorded=recorded)
     return decode.run(decoder, params, request, decoder.Knobs(**knobs))
@@ -258,11 +255,11 @@ def static(spec: TokenSpec = OWN, rule: str = "static") -> decode.BlockDenoising
     return decode.BlockDenoising(BLOCKS, SIZE, spec, rule=rule)
 
 
-def full(spec: TokenSpec = OWN, kind: type = decode.SemiAutoregressive, **options: Any) -> Any:
+def full(spec: TokenSpec = OWN, kind: type = decode.SemiAutoregressive, **options):
     return kind(CANVAS, SIZE, spec, **options)
 
 
-def headed(head: Any, kind: type = decode.Residual, **options: Any) -> Any:
+def headed(head, kind: type = decode.Residual, **options):
     return kind(BLOCKS, SIZE, OWN, head=head, **options)
 
 

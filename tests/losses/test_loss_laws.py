@@ -85,7 +85,7 @@ def graded(name: str, batch=None, chunk: int | None = None, key: int = 0):
     return jax.tree.map(np.asarray, program(name, chunk)(*arguments, jax.random.key(key)))
 
 
-def assert_same(name: str, found, wanted) -> None:
+def assert_same(name: str, found, wanted):
     np.testing.assert_allclose(
         found[0][0], wanted[0][0], rtol=2e-6, atol=1e-6 * OBJECTIVES[name].scale
     )

@@ -54,12 +54,6 @@ def samples(network, order="random", count=20_000, **knobs):
     ], keys
 
 
-def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
-    network = KnownLaw(CHAIN)
-    assert excess(samples(network, "single")[0], law(), 3) < 4
-    assert excess(samples(network, steps=1)[0], law(), 3) > 100
-
-
 SEES = {  # by visibility: block, alignment, and what the positions 1 and 3 are predicted from
     "full": (None, "own", ((0, 2), (0, 2))),
     "block": (2, "own", ((0,), (0, 2))),
