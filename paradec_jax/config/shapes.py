@@ -145,12 +145,7 @@ class RecurrentDepthConfig(Shape):
     rope_scaling = None
     out_bias = mlp_bias = qk_norm = False
     remats = ("iteration", *bounds.REMATS)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bounds.check_number(
-            "mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES
-        )
+    BOUNDS = {"mean_backprop_depth": (1, bounds.MOST_RECURRENCES)}  # noqa: RUF012
 
     @property
     def kv_heads(self) -> int:
@@ -214,7 +209,7 @@ class PreNormConfig(Shape):
     @property
     def head_dim(self) -> int:
         """C, channels of a head."""
-        return super().head_dim if self.head_channels is None else self.head_channels
+        return self.head_channels or super().head_dim
 
     @property
     def biases(self) -> str:

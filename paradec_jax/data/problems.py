@@ -167,10 +167,8 @@ def encode_prompts(
     Raises:
       ValueError: when there is no prompt, or a prompt without any token that is not meant.
     """
-    if not prompts or bucket < 1:
-        raise ValueError(
-            f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}"
-        )
+    if not prompts:
+        raise ValueError("need at least one prompt")
     texts = [item.prompt if isinstance(item, Problem) else item for item in prompts]
     rows = [tokenizer.begun(ids, spec.bos) for ids in tokenizer.encode_batch(texts)]
     lengths = np.asarray([len(row) for row in rows], np.int32)

@@ -100,9 +100,6 @@ REFUSED = {
     "Lookahead(level=2)": "level must be at least 3, not 2",
     "Lookahead(window=0)": "window must be at least 1, not 0",
     "Lookahead(guesses=0)": "guesses must be at least 1, not 0",
-    "run(ROWS['lookahead'].decoder(), recorded=RecordedLookahead(window=jnp.zeros(3, int)))": (
-        r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]"
-    ),
     "Jacobi(block=1)": "block must be at least 2, not 1",
     "Jacobi(block=8.5)": "block must be a whole number, not 8.5",
     "Lookahead(guesses='x')": "guesses must be a whole number, not 'x'",

@@ -257,6 +257,6 @@ def advance_with_info(
     done.
     """
     shapes = jax.eval_shape(lambda state: decoder.step(params, state, knobs)[1], state)
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    empty = jax.tree.map(jnp.zeros_like, shapes)
     state, _, info = _while_running(decoder, params, state, knobs, count, empty)
     return placed(state), info

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.machine import (
     CachedState,
     DecoderBase,
+    Number,
     RecordedDraws,
     Request,
     SamplingKnobs,
@@ -23,7 +24,7 @@ class LatentKnobs(SamplingKnobs):
       init_scale: scale of random initial latent states.
     """
 
-    init_scale: Float[Array, ""] | float = 1.0
+    init_scale: Number = 1.0
 
 
 @pytree
