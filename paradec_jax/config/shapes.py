@@ -70,6 +70,7 @@ class Shape(bounds.Ranged):
     visibility: ClassVar[str]
     # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
     rotation = "halves"
+    out_bias = mlp_bias = qk_norm = False
     uniform = False  # whether random matrices are uniform up to their `std`, or normal
     remats: ClassVar[tuple[str, ...]] = bounds.REMATS
 
@@ -143,7 +144,6 @@ class RecurrentDepthConfig(Shape):
     visibility = "causal"
     rotation = "interleaved"
     rope_scaling = None
-    out_bias = mlp_bias = qk_norm = False
     remats = ("iteration", *bounds.REMATS)
     BOUNDS = {"mean_backprop_depth": (1, bounds.MOST_RECURRENCES)}  # noqa: RUF012
 
@@ -360,7 +360,6 @@ class MaskedDiffusionConfig(Shape):
     uniform = True
     biases = ""
     rope_scaling = None
-    out_bias = mlp_bias = qk_norm = False
     rope_base = 10_000.0
     norm_eps = 1e-5
 

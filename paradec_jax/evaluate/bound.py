@@ -258,7 +258,7 @@ def costs_of(
     ids: Int[Array, "B S"],
     mask: int,
     first: int,
-    view: Bool[Array, "B S S"] | None = None,
+    view: Bool[Array, "B S S"] | None,
 ) -> Float[Array, "B S"]:
     """-log p of each id, given the canvas `noised`; positions predict that at `first` after them."""
     vectors = read(network, params, noised, view, first)
@@ -275,7 +275,7 @@ def read(network: Any, params: Any, ids: Int[Array, "B S"], view: Any, first: in
     return jnp.roll(out.hidden, first, axis=1)
 
 
-def is_greedy(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[bool]:
+def is_greedy(model: Model, spans: Sequence[Span], *, batch: int) -> list[bool]:
     """Whether the model fills each span, all hidden at first, with its tokens.
 
     A call reveals the position whose most probable token is the most probable (LLaDA). Rows end

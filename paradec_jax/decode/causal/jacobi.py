@@ -157,9 +157,7 @@ class Jacobi(DecoderBase):
         """
         uniforms = uniform(request.keys, Purpose.FILLER, self.limits()[0] + self.width)
         draft = self._fill(uniforms, request.tokens, request.lengths)
-        reader = (
-            None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
-        )
+        reader = self.prefill_recurrence and self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
         tokens, logits = (
             x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None], draft[:, None])

@@ -215,9 +215,9 @@ class Lookahead(DecoderBase):
 
 def level_0(request: Request, ahead: int) -> Int[Array, "B ahead"]:
     """Level 0 without its first token: as recorded, or drawn from the prompt."""
-    recorded = request.recorded
-    if isinstance(recorded, RecordedLookahead) and recorded.window is not None:
-        return jnp.broadcast_to(recorded.window, (request.batch, ahead))
+    recorded = getattr(request.recorded, "window", None)
+    if recorded is not None:
+        return jnp.broadcast_to(recorded, (request.batch, ahead))
     keys = fold(request.keys, Purpose.DRAFT, request.lengths[:, None] + jnp.arange(ahead))
     draw = jax.vmap(lambda keys, n: jax.vmap(lambda key: jax.random.randint(key, (), 0, n))(keys))
     return jnp.take_along_axis(request.tokens, draw(keys, request.lengths), axis=1)

@@ -13,6 +13,7 @@ from paradec_jax.decode.machine import (
     Request,
     SamplingKnobs,
 )
+from paradec_jax.decode.rules import positions_of
 from paradec_jax.records import pytree
 
 
@@ -60,7 +61,7 @@ class Inputs:
     @classmethod
     def prompt(cls, request: Request) -> "Inputs":
         """The prompts."""
-        return cls(request.tokens, request.positions, request.lengths, None)
+        return cls(request.tokens, positions_of(request.tokens), request.lengths, None)
 
     @classmethod
     def newest(cls, state: CachedState) -> "Inputs":
