@@ -191,7 +191,7 @@ def _task(model: store.Model, decoder: DecoderBase, prompt: Any, text: Text) -> 
         "log_probs": bool(text.html),
     }
     if not text.gaps:
-        budget = text.max_new_tokens or NEW_TOKENS
+        budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
         return continuation_task(
             model, [prompt], decoder, max_new_tokens=budget, stop_strings=text.stop, **options
         )
