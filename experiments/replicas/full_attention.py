@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import Planned, SemiAutoregressive
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, RecordedOrders
+from paradec_jax.decode import MultiBlock, Planned, SemiAutoregressive
+from paradec_jax.decode.canvas.weigh import CanvasState, RecordedOrders
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, Rows
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf
@@ -35,7 +36,7 @@ class RecordedCanvas(RecordedOrders):
     per_row: ClassVar[tuple[str, ...]] = ("orders", "races", "samples")
 
 
-class Replayed(CanvasDecoder):
+class Replayed(DecoderBase):
     """A decoder that draws its tokens from recorded numbers, where there are any."""
 
     def sample(
@@ -69,6 +70,10 @@ class Replayed(CanvasDecoder):
 
 class ReplayedPlanned(Replayed, Planned):
     """`Planned` on recorded draws."""
+
+
+class ReplayedFlight(Replayed, MultiBlock):
+    """`MultiBlock` on recorded draws, of each call after the prompt's."""
 
 
 @jax.tree_util.register_dataclass

@@ -173,6 +173,7 @@ class ForcingRules(Ranged):
     labels: str = "teacher"
     certainty: float = 0.0
 
+    BOUNDS = {"low": (0, 1), "high": (0, 1)}  # noqa: RUF012
     WORDS = {"labels": ("teacher", "data")}  # noqa: RUF012
 
 
@@ -230,7 +231,7 @@ def forcing_loss(
             )
         parts = {
             # mean over hidden tokens of their cross-entropy over their block's share
-            "loss": weighted(nll / share, hidden),
+            "loss": weighted(nll / jnp.where(hidden, share, 1), hidden),
             "accuracy": weighted(hits, hidden),
             "hidden": weighted(hidden, labelled),
         }

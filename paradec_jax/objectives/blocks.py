@@ -60,6 +60,7 @@ class Blocks(Training):
     mask: str | None = None
     chunk: int | None = 256
 
+    BOUNDS = {"group": (2, 4096)}  # noqa: RUF012
     families = ("causal", "block_diffusion")
 
     def train(self, job: Job) -> Model:

@@ -18,7 +18,9 @@ from recorded_full import LOGITS, json_in, model
 from experiments.replicas import ReleasedForcing
 from paradec_jax import decode
 from paradec_jax.convert import peft
+from paradec_jax.losses import ForcingRules, forcing_loss
 from paradec_jax.nn import masks
+from paradec_jax.noise import monotone
 from paradec_jax.store.lora import merge
 
 FOLDER = GOLDEN / "baselines" / "d2f"
@@ -52,6 +54,34 @@ def test_forwards(name):
             with jax.default_matmul_precision("highest"):
                 logits = read(network, params, jnp.asarray(tokens), None, None, mask)[0]
             near(logits, want.pop(f"logits_{kind}_{seen}"), **LOGITS)
+    assert not want
+
+
+@over(NAMES)
+def test_losses(name):
+    """Of the adapter, whose teacher is the model without it, and of the data's tokens."""
+    want = dict(arrays_in(FOLDER / name / "train_loss.npz"))
+    tokens, prompts, block = (want.pop(n) for n in ("input_ids", "prompt_lengths", "block_size"))
+    network, base, spec = model(FOLDER / name)
+    place, hidden = jnp.arange(tokens.shape[1])[None], want.pop("masked")
+    sees = masks.block_causal(place, int(block), jnp.asarray(prompts))
+    equal(sees, want.pop("attention_allowed"))
+    equal(np.where(hidden, spec.mask, tokens), want.pop("noisy"))
+    batch = {"tokens": tokens, "labelled": place >= prompts[:, None]}
+    batch |= {"hidden": hidden, "probability": want.pop("p_mask")}
+    for kind, labels in (("distill", "teacher"), ("hardlabel", "data")):
+        rules = ForcingRules(int(block), labels=labels)
+        loss = jax.jit(forcing_loss(network, spec, rules, chunk=7))
+        with jax.default_matmul_precision("highest"):
+            found, _ = loss(adapted(name)[1], base, batch, jax.random.key(0))
+        near(found, want.pop(f"loss_{kind}"), rtol=1e-4)
+    # Shares of blocks: recorded draws, and ours
+    recorded = want.pop("pmask_schedule_samples")
+    shape = recorded.shape
+    ours = monotone(jax.random.key(1), jnp.broadcast_to(jnp.arange(shape[1]), shape), 0.2, 0.7)
+    for shares in (recorded, np.asarray(ours)):
+        assert (np.diff(shares, axis=1) >= 0).all()
+        assert (shares[:, 0] >= 0.2).all() and (shares[:, -1] <= 0.7 + 1e-6).all()
     assert not want
 
 

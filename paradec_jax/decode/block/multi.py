@@ -172,7 +172,8 @@ class MultiBlock(BlockDecoder):
     ) -> tuple[FlightCanvas, Flown]:
         """The canvas after a call, whose keys are trusted of the blocks that were ready."""
         stored = jnp.where(state.rows.done, 0, state.ready)
-        new, edited, run = state.taken(call.choice, call.reads, knobs.edit, knobs.looks)
+        edit = knobs.edit if self.edits else None
+        new, edited, run = state.taken(call.choice, call.reads, edit, knobs.looks)
         about = state.aligned(call.hidden)
         info = Flown(state.cached, call.reads, stored, full, call.choice, edited, about)
         at = write_after_read(call.at, call.choice.tokens.reshape(len(stored), -1))
