@@ -145,5 +145,5 @@ def test_groups_are_consecutive_blocks_of_which_later_ones_hide_more():
     assert (np.asarray(probability)[:, 1::2] == shares).all()
     rises = np.diff(shares, axis=1)
     assert (rises[same] >= 0).all() and (rises[same] > 0.01).mean() > 0.8
-    assert (rises[~same] < 0).mean() > 0.7 and 0.001 <= shares.min() and shares.max() <= 1
+    assert (rises[~same] < 0).mean() > 0.5 and shares.min() >= 0.001 and shares.max() <= 1
     assert (np.asarray(BlockNoise().groups(key, positions, two, blocks)) == blocks).all()
