@@ -39,7 +39,7 @@ class DelayedBlocks:
         count = len(self.begins) - 1
         self.last, self.prefix, self.entries = 0, 0, 0
         self.full, self.cached = np.arange(count) == 0, np.zeros(count, bool)
-        self.noticed = np.full(count, -1)
+        self.noticed, self.filled = np.full(count, -1), np.zeros(count, bool)
         self.noticed[0] = -1 if self.delay is None else 0
 
     def call(self, number: int, masked: np.ndarray) -> tuple[int, int, int, int]:
@@ -80,3 +80,12 @@ class DelayedBlocks:
             several = waiting is not None and self.all_timed
             self.entries = self.begins[waiting] if several else self.prefix
         return kind, start, appended, entries
+
+    def ended(self, text: np.ndarray, at: int, eos: int) -> np.ndarray:
+        """The canvas with stop tokens behind one at a position; blocks that are so completed count as
+        open and fully active.
+        """
+        new = np.where(np.arange(len(text)) > at, eos, text)
+        self.filled |= np.add.reduceat(new != text, self.begins[:-1]) > 0
+        self.full |= self.filled
+        return new

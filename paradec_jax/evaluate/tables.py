@@ -70,6 +70,7 @@ ROWS = {
         semi_autoregressive --cache prefix
         semi_autoregressive --cache dual
         semi_autoregressive
+        multi_block
         speculative
         wino --length 32
         prophet

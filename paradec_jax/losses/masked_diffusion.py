@@ -191,7 +191,9 @@ def forcing_loss(
         L = mean over hidden i of  -sum_v q_i(v) log p_i(v) / p_block(i)
 
     Blocks count from the first labelled token; what is before it is one of them, which is never
-    hidden. Student p and teacher q read the same noisy text.
+    hidden. Student p and teacher q read the same noisy text. Numbers `mask_uniforms` of a batch that
+    fall with the call in which a teacher revealed a position hide what it revealed last (the
+    pseudo-trajectories of d3LLM, arXiv 2601.07568, with the data's labels).
 
     Returns:
       A loss whose second argument holds the teacher's parameters; None where labels are the data's.
@@ -211,9 +213,10 @@ def forcing_loss(
         share = recorded_or(
             batch, "probability", lambda: monotone(of_shares, block, rules.low, rules.high)
         )
-        hidden = recorded_or(
-            batch, "hidden", lambda: jax.random.uniform(of_masks, tokens.shape) < share
+        numbers = recorded_or(
+            batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
         )
+        hidden = recorded_or(batch, "hidden", lambda: numbers < share)
         hidden, noisy = hidden & labelled, jnp.where(hidden & labelled, mask, tokens)
         # The student sees its block and those before it, all of them noisy; the teacher sees all.
         sees = block_causal(at, rules.block, prompt)

@@ -4,7 +4,6 @@ The folders are no part of the repository: `PARADEC_GOLDEN` names where they lie
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,8 +110,9 @@ def test_open_blocks_and_delayed_caches(name):
     folder = OPEN[part]
     network, params, spec = model(folder)
     want = part_of(arrays_in(folder / "decode.npz"), f"{case}.")
-    settings, dream = Settings(of := json_in(folder / "traces.json")["cases"][case], TOLD), False
-    take, dream = settings.take, spec.alignment == "next"
+    of = json_in(folder / "traces.json")["cases"][case]
+    settings, dream = Settings(of, TOLD), spec.alignment == "next"
+    take = settings.take
     block, size, prompt = take("block_size"), want["tokens"].shape[1], len(want["prompt"])
     assert size == prompt + take("max_new_tokens")
     delay = take("cache_delay_iter", 10_000 if of.get("function", "").endswith("cache") else None)
@@ -125,14 +125,14 @@ def test_open_blocks_and_delayed_caches(name):
         dream,
     )
     bound, temperature = take("threshold"), take("temperature", 0.0)
-    eos = take("eos")
-    stops = take("early_stop", False)
+    eos, stops = take("eos"), take("early_stop", False)
     settings.all_read()
     text, place = want["tokens"][0].copy(), np.arange(size)
     cache = network.init_cache(jax.random.split(jax.random.key(0), 1), 2 * size)
     equal(text[:prompt], want["prompt"])
     for t in range(len(want["kind"])):
-        text = ended(text, prompt, eos if stops else None)
+        if stops and (said := np.flatnonzero(text[prompt:] == eos)).size:
+            text = blocks.ended(text, prompt + said[0], eos)
         equal(text, want["tokens"][t], err_msg=f"before call {t}")
         kind, start, appended, entries = blocks.call(t + 1, text == spec.mask)
         names = (
@@ -144,7 +144,8 @@ def test_open_blocks_and_delayed_caches(name):
         state = np.stack([blocks.full, blocks.masks, blocks.cached, blocks.noticed], axis=1)
         opened = np.arange(len(state)) <= blocks.last
         equal(np.where(opened[:, None], state, -1), want["block_state"][t], err_msg=f"call {t}")
-        end = blocks.begins[1:][opened & (blocks.masks > 0)].max()
+        ends = blocks.begins[1:][opened & ((blocks.masks > 0) | blocks.filled)]
+        end = ends.max() if delay is not None or dream else blocks.begins[blocks.last + 1]
         assert end == want["active_end"][t]
 
         # What is fed, in one compiled shape; the rest of it is invisible.
@@ -158,7 +159,7 @@ def test_open_blocks_and_delayed_caches(name):
                 decode.Prefix(cache, jnp.asarray([start])),
                 jnp.broadcast_to(jnp.asarray(real), (1, size, size)),
             )
-        if kind not in (CACHED,):
+        if kind != CACHED:
             cache = network.write(cache, kv, jnp.asarray([start]))
         masked = (text == spec.mask) & (place < end)
         twice = kind != RENEWS and start > 0 and entries != start
@@ -195,18 +196,14 @@ def test_open_blocks_and_delayed_caches(name):
             tokens = np.argmax(passed > want["uniform_draw"][t][:, None], axis=1)
         text = np.where(np.asarray(where[0]), tokens, text)
         equal(want["reveal"][t], masked_before_next(want, t, spec.mask))
-    equal(ended(text, prompt, eos if stops else None), want["tokens"][-1])
+    if stops:
+        text = blocks.ended(text, prompt + np.flatnonzero(text[prompt:] == eos)[0], eos)
+    equal(text, want["tokens"][-1])
     kinds = "prompt tokens kind nfe fwd_start fwd_len first_position update_kvcache cache_entries "
     kinds += (
         "cached_prefix active_end block_state argmax entropy reveal gumbel_uniform uniform_draw "
     )
     assert want.keys() <= {*(kinds + "logits_steps logits").split()}
-
-
-def ended(text: np.ndarray, prompt: int, eos: Any) -> np.ndarray:
-    """The canvas with stop tokens after its first one, where there is one after the prompt."""
-    stops = (text == eos) & (np.arange(len(text)) >= prompt) if eos is not None else text < 0
-    return np.where(np.cumsum(stops) > 0, eos, text) if stops.any() else text
 
 
 def masked_before_next(want: dict[str, np.ndarray], t: int, mask: int) -> np.ndarray:

@@ -76,8 +76,8 @@ class MultiBlock(BlockDecoder):
     """Denoises F blocks together, each of which sees the cache, itself and those before it.
 
     A block's keys and values are stored once it and all before it are complete, by a call that reads
-    later blocks along: the cache is exact. With `flight` 1, or with `admit` and `activate` 1, texts
-    are those of `BlockDenoising`. A network of full attention is read in blocks that count from the
+    later blocks along: the cache is exact. Without edits, with `flight` 1 or with `admit` and `activate`
+    1, texts are those of `BlockDenoising`. A network of full attention is read in blocks that count from the
     prompt's end, as D2F's adapters were trained.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls, with edits within 1 + (2 +
