@@ -112,7 +112,7 @@ def test_a_row_without_labels_stays_as_it_is(kind):
 
 
 def test_what_is_no_noise_is_refused():
-    with pytest.raises(ValueError, match="kind must be one of sample, block, count, not 'row'"):
+    with pytest.raises(ValueError, match="kind must be one of sample, block, count, group, not 'row'"):
         BlockNoise("row")
 
 
@@ -144,6 +144,6 @@ def test_groups_are_consecutive_blocks_of_which_later_ones_hide_more():
     shares = np.asarray(probability)[:, ::2]
     assert (np.asarray(probability)[:, 1::2] == shares).all()
     rises = np.diff(shares, axis=1)
-    assert (rises[same] >= 0).all() and (rises[same] > 0.01).mean() > 0.8
+    assert (rises[same] >= 0).all() and (rises[same] > 0.01).mean() > 0.6
     assert (rises[~same] < 0).mean() > 0.5 and shares.min() >= 0.001 and shares.max() <= 1
     assert (np.asarray(BlockNoise().groups(key, positions, two, blocks)) == blocks).all()
