@@ -69,12 +69,13 @@ class Blocks(Training):
         if job.model.family == "causal":
             say_mask(model)
         data = job.batches(job.examples, block=math.lcm(*blocks), filler=model.token_spec.pad)
-        loss = self.loss(model, self.noise, blocks)
+        loss = self.loss(model, self.noise, blocks, self.certainty)
         return job.fit("blocks", model, loss, data, flops=batch_flops(model.network))
 
-    def loss(self, model: Model, noise: str, blocks: tuple[int, ...]) -> Objective:
-        """SDAR's bound, perhaps with certainty forcing; of held-out text alone."""
-        certainty = self.certainty if noise == self.noise else 0.0
+    def loss(
+        self, model: Model, noise: str, blocks: tuple[int, ...], certainty: float = 0.0
+    ) -> Objective:
+        """SDAR's bound, perhaps with certainty forcing."""
         rules = BlockRules(BlockNoise(noise, self.group), blocks, certainty)
         return block_diffusion_loss(model.network, model.token_spec, rules, chunk=self.chunk)
 

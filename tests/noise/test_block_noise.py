@@ -112,7 +112,9 @@ def test_a_row_without_labels_stays_as_it_is(kind):
 
 
 def test_what_is_no_noise_is_refused():
-    with pytest.raises(ValueError, match="kind must be one of sample, block, count, group, not 'row'"):
+    with pytest.raises(
+        ValueError, match="kind must be one of sample, block, count, group, not 'row'"
+    ):
         BlockNoise("row")
 
 
