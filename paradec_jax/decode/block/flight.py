@@ -135,7 +135,7 @@ class FlightRead:
       at: first position of its keys and values, [B].
       reads: blocks in flight that it read, [B, R].
       kv: keys and values from `at` on, for the cache.
-      hidden: hidden states of these blocks, [B, R W, D].
+      hidden: hidden states of these blocks, [B, R W, D]; zero of the others.
       choice: what was made of them.
     """
 
@@ -179,4 +179,5 @@ def read_blocks(
     sizes = sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
     fits = count[:, None] <= jnp.asarray(sizes)
     kv, hidden, choice, counts = on_smallest(call, sizes, fits, bounded=decoder.bounded)
+    hidden = jnp.where(jnp.repeat(reads, block, axis=1)[..., None], hidden, 0)
     return canvas.spend(counts, block * count), FlightRead(at, reads, kv, hidden, choice)

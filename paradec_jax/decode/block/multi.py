@@ -161,7 +161,8 @@ class MultiBlock(BlockDecoder):
 
         of_each = logits, masked[:, :size], begin, state.step[:, :size], full[:, :size]
         chosen = jax.vmap(choose, in_axes=1, out_axes=1)(*of_each)
-        return jax.tree.map(lambda x: pad_slots(x, self.flight + 1), chosen)
+        chosen = jax.tree.map(lambda x: pad_slots(x, self.flight + 1), chosen)
+        return jax.tree.map(lambda x: jnp.where(reads[..., None], x, False), chosen)
 
     def _settle(
         self,
