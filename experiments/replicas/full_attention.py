@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import Planned, SemiAutoregressive
+from paradec_jax.decode import MultiBlock, Planned, SemiAutoregressive
 from paradec_jax.decode.canvas import CanvasDecoder, CanvasState
-from paradec_jax.decode.machine import NETWORK_CALLS, RecordedDraws, Request, Rows
+from paradec_jax.decode.machine import NETWORK_CALLS, DecoderBase, RecordedDraws, Request, Rows
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf
 from paradec_jax.decode.rules.windows import window
 
@@ -37,8 +37,8 @@ class RecordedCanvas(RecordedDraws):
     per_row: ClassVar[tuple[str, ...]] = ("orders", "races", "samples")
 
 
-class Replayed(CanvasDecoder):
-    """A decoder that draws tokens and orders from recorded numbers, where there are any."""
+class Replayed(DecoderBase):
+    """A decoder that draws its tokens from recorded numbers, where there are any."""
 
     def sample(
         self,
@@ -58,6 +58,10 @@ class Replayed(CanvasDecoder):
             return inverse_cdf(probs, uniform)
         return super().sample(logits, positions, rows, knobs, step, before)
 
+
+class ReplayedCanvas(Replayed, CanvasDecoder):
+    """And what orders positions, too."""
+
     def numbers(self, state: CanvasState, positions: Int[Array, "B W"]) -> Float[Array, "B W"]:
         """What orders positions of the current call."""
         orders = recorded("orders", state.rows, positions)
@@ -74,8 +78,12 @@ def recorded(name: str, rows: Rows, positions: Int[Array, "B W"]) -> Array | Non
     return jax.vmap(lambda x, at: jnp.take(x, at, axis=0, mode="clip"))(of_call, positions)
 
 
-class ReplayedPlanned(Replayed, Planned):
+class ReplayedPlanned(ReplayedCanvas, Planned):
     """`Planned` on recorded draws."""
+
+
+class ReplayedFlight(Replayed, MultiBlock):
+    """`MultiBlock` on recorded draws, of each call after the prompt's."""
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +101,7 @@ class TwoCallState(CanvasState):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedCanvas(Replayed, SemiAutoregressive):
+class ReleasedCanvas(ReplayedCanvas, SemiAutoregressive):
     """`SemiAutoregressive` on recorded draws, with what only releases do.
 
     Attributes:

@@ -320,6 +320,8 @@ SELDOM = (
     "residual-veto",
     "self-verified",
     "self-verified-by-score",
+    "multi-block",
+    "multi-block-edits",
 )
 
 

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from decoder_rows import BUDGET
 from decoders import ROWS
-from house_decoders import OpenBlocks
 from marks import over
 from results import listed, rows_of
 from small_tokenizers import letters
@@ -137,21 +136,3 @@ def test_stop_strings_end_rows(name):
     for i, text in enumerate(free):
         cut = text[: text.index(free[0][3:5])] if i in found else text
         assert cut == (found[i][1] if i in found else watch.visible(i, done=True))
-
-
-def test_several_blocks_are_open_over_one_cache():
-    stub = dataclasses.replace(STUB, block=3)
-    request, calls = tiny_request(9), {}
-    for blocks in (1, 3):
-        decoder = OpenBlocks(stub, SIZE - 1, SPEC, blocks=blocks)
-        result = decode.run(decoder, None, request, decoder.Knobs(threshold=0.8))
-        assert result.completions() == [
-            stub.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
-        ]
-        calls[blocks] = result.network_calls.tolist()
-    one = decode.BlockDenoising(
-        stub, SIZE - 1, SPEC, rule="threshold", fuse_store=False, fuse_prompt=False
-    )
-    same = decode.run(one, None, request, one.Knobs(threshold=0.8))
-    assert same.network_calls.tolist() == calls[1]
-    assert all(few < many for few, many in zip(calls[3], calls[1], strict=True))
