@@ -13,14 +13,16 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.adapters import adapted
 from paradec_jax.nn.attention import attention
+from paradec_jax.nn.backend import kernels, on_cuda
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import rotate, rotate_halves
-from paradec_jax.nn.visibility import Stream, View
+from paradec_jax.nn.visibility import Stream, View, mask_of
 from paradec_jax.sharding.rules import by_rows
 
+LONGEST = 2048  # positions of a cache that one program of a kernel reads; XLA splits longer ones
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
 
 
@@ -115,24 +117,77 @@ class Attention(nn.Module):
 
     def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The attended window and its keys and values; `prefix` is what this layer has cached."""
-        turn = ROTATIONS[self.config.rotation]
-        heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
+        products = {}
         for name, weight in self.matrices.items():
             rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
-            rows = adapted(self, name, x, rows, view.adapted)
-            heads[name] = rearrange(rows, "b w (h c) -> b h w c", c=self.config.head_dim)
-        for name, bias in self.bias.items():
-            heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
-        for name, gain in self.gains.items():
-            heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
-        kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
-        queries = turn(heads["q"], view.angles)
-        backend = self.config.attention
-        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=backend)
-        mixed = rearrange(mixed, "b h w c -> b w (h c)")
+            products[name] = adapted(self, name, x, rows, view.adapted)
+        mixed, kv = self.mix(products, view, prefix)
         out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
         out = adapted(self, "out", mixed, out, view.adapted)
         return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
+
+    def mix(
+        self, products: dict[str, Float[Array, "B W _"]], view: View, prefix: KV | None
+    ) -> tuple[Stream, KV]:
+        """The mixed heads [B, W, H C] of the products with the input matrices, and the window's
+        keys and values.
+        """
+        c = self.config
+        heads = {n: rearrange(x, "b w (h c) -> b w h c", c=c.head_dim) for n, x in products.items()}
+        for name, bias in self.bias.items():
+            heads[name] = heads[name] + bias.astype(heads[name].dtype)
+        given = (heads, self.gains, view, prefix)
+        halves = c.rotation == "halves" and c.head_dim in (32, 64, 128)
+        few = view.prefix_mask is None or view.prefix_mask.shape[-1] <= LONGEST
+        if halves and few and kernels(c.attention, heads["q"].shape[1], heads["q"], *prefix or ()):
+            return on_cuda(functools.partial(_by_kernel, c), functools.partial(_mixed, c), *given)
+        return _mixed(c, *given)
+
+
+def _mixed(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
+    """As `Attention.mix`, of heads [B, W, H, C] after bias, in plain JAX."""
+    turn = ROTATIONS[c.rotation]
+    heads = {name: rearrange(x, "b w h c -> b h w c") for name, x in heads.items()}
+    for name, gain in gains.items():
+        heads[name] = rms_norm(heads[name], gain, c.norm_eps)
+    kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
+    queries = turn(heads["q"], view.angles)
+    mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=c.attention)
+    return rearrange(mixed, "b h w c -> b w (h c)"), kv
+
+
+def _by_kernel(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
+    """As `_mixed`, by a kernel for GPUs."""
+    # Imported late, which takes a second and is seldom needed.
+    from paradec_jax.nn.window_kernel import window_attention
+
+    (batch, width, *_), visible = heads["q"].shape, view.prefix_mask
+    seen = jnp.broadcast_to(mask_of(view.seen, width), (batch, width, width))
+    if visible is not None:
+        size = visible.shape[-1]
+        visible = jnp.broadcast_to(visible.reshape(batch, -1, size), (batch, width, size))
+    angles = [angle[:, 0] for angle in view.angles]
+    out, keys = window_attention(heads, gains, angles, seen, prefix, visible, eps=c.norm_eps)
+    return rearrange(out, "b w h c -> b w (h c)"), KV(
+        keys, rearrange(heads["v"], "b w g c -> b g w c")
+    )
+
+
+def few_products(
+    x: Stream, weights: Any, gain: Any = None, add: Any = None, eps: float = 0.0
+) -> list[Stream]:
+    """`norm(x) W` of each matrix, or `silu(norm(x) W_1) * (norm(x) W_2)` of two; one kernel on
+    CUDA (`row_kernel.products`, which says what is given).
+    """
+    from paradec_jax.nn.row_kernel import products  # late, as above
+
+    def plain(x: Array, weights: Any, gain: Any, add: Any) -> list[Array]:
+        normed = x if gain is None else rms_norm(x, gain, eps)
+        made = [[dense(normed, weight) for weight in of] for of in weights]
+        out = [jax.nn.silu(of[0]) * of[1] if of[1:] else of[0] for of in made]
+        return out if add is None else [add + out[0]]
+
+    return on_cuda(functools.partial(products, eps=eps), plain, x, weights, gain, add)
 
 
 class GatedMLP(nn.Module):
@@ -215,6 +270,18 @@ class PreNormBlock(nn.Module):
     def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The block's output and the window's keys and values."""
         x, eps = block_input(by_rows(x)), self.config.norm_eps
+        c, a, m = self.config, self.attention, self.mlp
+        bare = view.adapted is None and not (c.out_bias or c.mlp_bias)
+        whole = not any(size % 32 for size in (c.width, c.feed_forward, c.head_dim))
+        matrices = (*a.matrices.values(), a.out, m.gate, m.up, m.down)
+        if bare and whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *matrices):
+            # Kernels of products do what is before and after them, too.
+            weights = [[rearrange(weight, "d h c -> d (h c)")] for weight in a.matrices.values()]
+            made = few_products(x, weights, self.attention_norm, eps=eps)
+            mixed, kv = a.mix(dict(zip(a.matrices, made, strict=True)), view, prefix)
+            (x,) = few_products(mixed, [[rearrange(a.out, "h c d -> (h c) d")]], add=x)
+            (inner,) = few_products(x, [[m.gate, m.up]], self.mlp_norm, eps=eps)
+            return few_products(inner, [[m.down]], add=x)[0], kv
         mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
         x = x + mixed
         normed = rms_norm(x, self.mlp_norm, eps)
