@@ -115,16 +115,29 @@ class Attention(nn.Module):
         if c.out_bias:
             self.out_bias = zeros(self, "out_bias", c.width)
 
-    def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
-        """The attended window and its keys and values; `prefix` is what this layer has cached."""
-        products = {}
-        for name, weight in self.matrices.items():
-            rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
-            products[name] = adapted(self, name, x, rows, view.adapted)
-        mixed, kv = self.mix(products, view, prefix)
-        out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
-        out = adapted(self, "out", mixed, out, view.adapted)
-        return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
+    def __call__(
+        self, x: Stream, view: View, prefix: KV | None = None, gain: Any = None, add: Any = None
+    ) -> tuple[Stream, KV]:
+        """The attended window and its keys and values; `prefix` is what this layer has cached.
+
+        Args:
+          x, view, prefix: the window.
+          gain: of a norm [D] that x passes first, or None.
+          add: what is added to the output, or None.
+        """
+        c = self.config
+        weights = {n: rearrange(w, "d h c -> d (h c)") for n, w in self.matrices.items()}
+        out = rearrange(self.out, "h c d -> (h c) d")
+        if view.adapted is None and not c.out_bias and _are_few(c, x, out, *weights.values()):
+            made = few_products(x, [[w] for w in weights.values()], gain, eps=c.norm_eps)
+            mixed, kv = self.mix(dict(zip(weights, made, strict=True)), view, prefix)
+            return few_products(mixed, [[out]], add=add)[0], kv
+        x = x if gain is None else rms_norm(x, gain, c.norm_eps)
+        rows = {n: adapted(self, n, x, dense(x, w), view.adapted) for n, w in weights.items()}
+        mixed, kv = self.mix(rows, view, prefix)
+        x = adapted(self, "out", mixed, dense(mixed, out), view.adapted)
+        x = x + self.out_bias.astype(x.dtype) if c.out_bias else x
+        return x if add is None else add + x, kv
 
     def mix(
         self, products: dict[str, Float[Array, "B W _"]], view: View, prefix: KV | None
@@ -173,6 +186,12 @@ def _by_kernel(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
     )
 
 
+def _are_few(c: Any, x: Stream, *weights: Array) -> bool:
+    """Whether products of these rows may be kernels."""
+    whole = not any(size % 32 for weight in weights for size in weight.shape)
+    return whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *weights)
+
+
 def few_products(
     x: Stream, weights: Any, gain: Any = None, add: Any = None, eps: float = 0.0
 ) -> list[Stream]:
@@ -208,15 +227,23 @@ class GatedMLP(nn.Module):
         sizes = {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}
         self.bias = {n: zeros(self, f"{n}_bias", sizes[n]) for n in sizes if c.mlp_bias}
 
-    def __call__(self, x: Stream, where: Bool[Array, "B W"] | None = None) -> Stream:
-        """The branch's output, without the residual sum; `where` is a view's `adapted`."""
+    def __call__(
+        self, x: Stream, where: Bool[Array, "B W"] | None = None, gain: Any = None, add: Any = None
+    ) -> Stream:
+        """The branch's output; `where` is a view's `adapted`, `gain` and `add` are as of attention."""
+        c = self.config
+        if where is None and not c.mlp_bias and _are_few(c, x, self.gate, self.up, self.down):
+            (x,) = few_products(x, [[self.gate, self.up]], gain, eps=c.norm_eps)
+            return few_products(x, [[self.down]], add=add)[0]
 
         def product(name: str, x: Array, weight: Array) -> Array:
             out = adapted(self, name, x, dense(x, weight), where)
             return out + self.bias[name].astype(x.dtype) if name in self.bias else out
 
+        x = x if gain is None else rms_norm(x, gain, c.norm_eps)
         inner = jax.nn.silu(product("gate", x, self.gate)) * product("up", x, self.up)
-        return product("down", inner, self.down)
+        out = product("down", inner, self.down)
+        return out if add is None else add + out
 
 
 class SandwichBlock(nn.Module):
@@ -269,20 +296,6 @@ class PreNormBlock(nn.Module):
 
     def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The block's output and the window's keys and values."""
-        x, eps = block_input(by_rows(x)), self.config.norm_eps
-        c, a, m = self.config, self.attention, self.mlp
-        bare = view.adapted is None and not (c.out_bias or c.mlp_bias)
-        whole = not any(size % 32 for size in (c.width, c.feed_forward, c.head_dim))
-        matrices = (*a.matrices.values(), a.out, m.gate, m.up, m.down)
-        if bare and whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *matrices):
-            # Kernels of products do what is before and after them, too.
-            weights = [[rearrange(weight, "d h c -> d (h c)")] for weight in a.matrices.values()]
-            made = few_products(x, weights, self.attention_norm, eps=eps)
-            mixed, kv = a.mix(dict(zip(a.matrices, made, strict=True)), view, prefix)
-            (x,) = few_products(mixed, [[rearrange(a.out, "h c d -> (h c) d")]], add=x)
-            (inner,) = few_products(x, [[m.gate, m.up]], self.mlp_norm, eps=eps)
-            return few_products(inner, [[m.down]], add=x)[0], kv
-        mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
-        x = x + mixed
-        normed = rms_norm(x, self.mlp_norm, eps)
-        return by_rows(x + self.mlp(normed, view.adapted)), kv
+        x = block_input(by_rows(x))
+        x, kv = self.attention(x, view, prefix, self.attention_norm, x)
+        return by_rows(self.mlp(x, view.adapted, self.mlp_norm, x)), kv

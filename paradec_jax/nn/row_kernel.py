@@ -25,7 +25,7 @@ from jaxtyping import Array
 
 from paradec_jax.nn.precision import at_least_float32
 
-NUMBERS = 8192  # of the rows that a program reads at a time, at most
+NUMBERS = 8192  # that a program reads at a time, at most: four turns share its memory
 COLUMNS = 64  # of a program, at most
 PROGRAMS = 128  # that fill a device: fewer columns a program below that
 FEWEST = 16  # rows, and columns, of a product on tensor cores
@@ -38,7 +38,6 @@ def products(
     add: Any = None,
     *,
     eps: float = 0.0,
-    interpret: bool = False,
 ) -> list[Array]:
     """The product of rows x [..., D] with each matrix [D, F_i], or of two of one shape the gated one.
 
@@ -50,21 +49,21 @@ def products(
       gain: of the norm [D] that x passes first, or None.
       add: what is added to the only product [..., F], or None.
       eps: of the norm.
-      interpret: whether the kernel runs as plain JAX, on any device: for tests.
     """
     (*leading, width), count = x.shape, x.size // x.shape[-1]
     rows = max(FEWEST, pl.next_power_of_2(count))
-    # The largest powers of two that divide all; more rows leave room for fewer inputs.
-    inputs = math.gcd(width, NUMBERS // max(rows, 32))
     sizes = [of[0].shape[1] for of in weights]
+    # The largest powers of two that divide all.
     wanted = max(sum(sizes) // PROGRAMS, FEWEST)
     columns = math.gcd(*sizes, min(pl.next_power_of_2(wanted), COLUMNS))
+    fitting = NUMBERS // (rows + columns * len(weights[0]))
+    inputs = math.gcd(width, pl.next_power_of_2(fitting // 2 + 1))
     starts = [sum(sizes[:i]) // columns for i in range(len(sizes) + 1)]
 
     def part(height: int, i: int) -> Any:
         """The columns of product i; other programs hold its first or last ones and leave them."""
-        last = starts[i + 1] - starts[i] - 1
-        return pl.BlockSpec((height, columns), lambda j: (0, jnp.clip(j - starts[i], 0, last)))
+        first, after = starts[i : i + 2]
+        return pl.BlockSpec((height, columns), lambda j: (0, jnp.clip(j, first, after - 1) - first))
 
     given = {"x": x.reshape(count, width), "weights": weights}
     specs: dict[str, Any] = {"x": pl.BlockSpec((rows, width), lambda j: (0, 0))}
@@ -80,14 +79,11 @@ def products(
         out_specs=[part(rows, i) for i in range(len(sizes))],
         out_shape=[jax.ShapeDtypeStruct((count, size), x.dtype) for size in sizes],
         compiler_params=triton.CompilerParams(num_stages=4),
-        interpret=interpret,
     )(given)
     return [out.reshape(*leading, -1) for out in outs]
 
 
-def _products(
-    of: dict[str, Any], *outs: Any, starts: Any, count: int, inputs: int, eps: float
-) -> None:
+def _products(of: Any, *outs: Any, starts: Any, count: int, inputs: int, eps: float) -> None:
     """Some columns of one product; references are named as the arrays."""
     (rows, columns), dtype = outs[0].shape, outs[0].dtype
     real, width = (jnp.arange(rows) < count)[:, None], of["x"].shape[1]
@@ -101,7 +97,9 @@ def _products(
             if "gain" in of:
                 squares += jnp.sum(jnp.square(at_least_float32(x)), axis=1)
                 x = x * of["gain"][where].astype(dtype)
-            return [s + triton.dot(x, w[where, :]) for s, w in zip(sums, weights, strict=True)], squares
+            return [
+                s + triton.dot(x, w[where, :]) for s, w in zip(sums, weights, strict=True)
+            ], squares
 
         zeros = [jnp.zeros((rows, columns)) for _ in weights]
         sums, squares = lax.fori_loop(0, width // inputs, turn, (zeros, jnp.zeros(rows)))

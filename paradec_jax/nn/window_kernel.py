@@ -25,20 +25,17 @@ from jaxtyping import Array
 from paradec_jax.nn.precision import at_least_float32
 
 POSITIONS = 64  # of the cache that are scored at a time
-ROWS = 16  # the fewest of a product on tensor cores
-MASKED = -3e38  # no score; whoever sees nothing mixes what nobody reads
 
 
 def window_attention(
     heads: dict[str, Array],
-    gains: dict[str, Array],
+    gains: Any,
     angles: Any,
     seen: Array,
     prefix: Any,
     visible: Any,
     *,
     eps: float,
-    interpret: bool = False,
 ) -> list[Array]:
     """The attended window [B, W, H, C] and its keys [B, G, C, W] after norm and rotation.
 
@@ -52,19 +49,18 @@ def window_attention(
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       visible: which of those each position sees, [B, W, S].
       eps: of the norms.
-      interpret: whether the kernel runs as plain JAX, on any device: for tests.
     """
     (batch, width, count, channels), groups = heads["q"].shape, heads["k"].shape[2]
-    each, rows, half = count // groups, max(ROWS, pl.next_power_of_2(width)), channels // 2
+    each, rows = count // groups, max(16, pl.next_power_of_2(width))  # as tensor cores need
     size = 0 if visible is None else visible.shape[2]
-    room = pl.cdiv(size, POSITIONS) * POSITIONS
+    room = size + -size % POSITIONS
     head, row = (None, rows, None, channels), lambda b, h: (b, 0, 0)
     group, none = lambda b, h: (b, h // each, 0, 0), (None, None)
     blocks = {
         "q": (head, lambda b, h: (b, 0, h, 0)),
         "k v": (head, lambda b, h: (b, 0, h // each, 0)),
         "q_gain k_gain": ((channels,), lambda b, h: (0,)),
-        "cos sin": ((None, rows, half), row),
+        "cos sin": ((None, rows, channels // 2), row),
         "seen": ((None, rows, rows), row),
         "visible": ((None, rows, room), row),
         "keys": ((*none, channels, room), group),
@@ -75,9 +71,9 @@ def window_attention(
     given = heads | {"cos": angles[0], "sin": angles[1], "seen": seen.astype(jnp.int8)}
     given |= {f"{name}_gain": gain for name, gain in gains.items()}
     if size:
-        reach = jnp.max(jnp.where(visible, jnp.arange(1, size + 1), 0), axis=(1, 2))
+        reach = jnp.max(visible * jnp.arange(1, size + 1), axis=(1, 2))
         given |= {"keys": prefix[0], "values": prefix[1], "reach": reach}
-        given["visible"] = visible.astype(jnp.int8)
+        given |= {"visible": visible.astype(jnp.int8)}
     shapes = heads["q"].shape, (batch, groups, channels, width)
     return pl.pallas_call(
         functools.partial(_window_attention, width=width, eps=eps),
@@ -86,11 +82,10 @@ def window_attention(
         out_specs=[specs["q"], pl.BlockSpec((*none, channels, rows), group)],
         out_shape=[jax.ShapeDtypeStruct(shape, heads["q"].dtype) for shape in shapes],
         compiler_params=triton.CompilerParams(),
-        interpret=interpret,
     )(given)
 
 
-def _window_attention(of: dict[str, Any], out: Any, keys: Any, *, width: int, eps: float) -> None:
+def _window_attention(of: Any, out: Any, keys: Any, *, width: int, eps: float) -> None:
     """One head of one row; references are named as the arrays."""
     (rows, channels), dtype = out.shape, out.dtype
     parts = pl.ds(0, channels // 2), pl.ds(channels // 2, channels // 2)
@@ -111,8 +106,8 @@ def _window_attention(of: dict[str, Any], out: Any, keys: Any, *, width: int, ep
         return [y.astype(dtype) for y in (a * cos - b * sin, b * cos + a * sin)]
 
     def scores(columns: Any, seen: Array) -> Array:
-        s = sum(triton.dot(q, k) for q, k in zip(queries, columns, strict=True)) * channels**-0.5
-        return jnp.where(seen != 0, s, MASKED)
+        s = sum(map(triton.dot, queries, columns)) * channels**-0.5
+        return jnp.where(seen != 0, s, -3e38)  # whoever sees nothing mixes what nobody reads
 
     queries, window = turned("q"), [k.T for k in turned("k")]
     for part, k in zip(parts, window, strict=True):  # each head of a group stores the same

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stubs
+from jax.experimental import pallas as pl
 from marks import over
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.nn import backend, blocks, row_kernel, window_kernel
+from paradec_jax.nn import backend, blocks
 
 WIDTH = 5  # of a window: no power of two
 SIZE = 70  # of a cache: more than one part of it
@@ -22,9 +23,8 @@ TREE = np.tri(WIDTH, dtype=bool) & ~np.eye(WIDTH, k=-1, dtype=bool)
 @pytest.fixture
 def kernels(monkeypatch):
     """Networks made of kernels, on this device."""
-    for module, name in ((row_kernel, "products"), (window_kernel, "window_attention")):
-        kernel = functools.partial(getattr(module, name), interpret=True)
-        monkeypatch.setattr(module, name, kernel)
+    interpreted = functools.partial(pl.pallas_call, interpret=True)
+    monkeypatch.setattr(pl, "pallas_call", interpreted)
 
     def use():
         monkeypatch.setattr(blocks, "kernels", lambda attention, rows, *arrays: True)
