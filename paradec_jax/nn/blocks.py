@@ -147,20 +147,20 @@ class Attention(nn.Module):
         """
         c = self.config
         heads = {n: rearrange(x, "b w (h c) -> b w h c", c=c.head_dim) for n, x in products.items()}
-        for name, bias in self.bias.items():
-            heads[name] = heads[name] + bias.astype(heads[name].dtype)
-        given = (heads, self.gains, view, prefix)
-        halves = c.rotation == "halves" and c.head_dim in (32, 64, 128)
-        few = view.prefix_mask is None or view.prefix_mask.shape[-1] <= LONGEST
-        if halves and few and kernels(c.attention, heads["q"].shape[1], heads["q"], *prefix or ()):
-            return on_cuda(functools.partial(_by_kernel, c), functools.partial(_mixed, c), *given)
-        return _mixed(c, *given)
+        given = (heads, self.bias, self.gains, view, prefix)
+        able = c.rotation == "halves" and c.head_dim in (32, 64, 128)
+        able &= view.prefix_mask is None or view.prefix_mask.shape[-1] <= LONGEST
+        if able and kernels(c.attention, heads["q"].shape[1], heads["q"], *prefix or ()):
+            return on_cuda(functools.partial(_by_kernel, c), functools.partial(_mixed, c), given)
+        return _mixed(c, given)
 
 
-def _mixed(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
-    """As `Attention.mix`, of heads [B, W, H, C] after bias, in plain JAX."""
-    turn = ROTATIONS[c.rotation]
+def _mixed(c: Any, given: Any) -> Any:
+    """As `Attention.mix`, of heads [B, W, H, C], in plain JAX."""
+    (heads, biases, gains, view, prefix), turn = given, ROTATIONS[c.rotation]
     heads = {name: rearrange(x, "b w h c -> b h w c") for name, x in heads.items()}
+    for name, bias in biases.items():
+        heads[name] = heads[name] + bias.astype(heads[name].dtype)[:, None]
     for name, gain in gains.items():
         heads[name] = rms_norm(heads[name], gain, c.norm_eps)
     kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
@@ -169,16 +169,18 @@ def _mixed(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
     return rearrange(mixed, "b h w c -> b w (h c)"), kv
 
 
-def _by_kernel(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
+def _by_kernel(c: Any, given: Any) -> Any:
     """As `_mixed`, by a kernel for GPUs."""
     # Imported late, which takes a second and is seldom needed.
     from paradec_jax.nn.window_kernel import window_attention
 
+    heads, biases, gains, view, prefix = given
     (batch, width, *_), visible = heads["q"].shape, view.prefix_mask
     seen = jnp.broadcast_to(mask_of(view.seen, width), (batch, width, width))
     if visible is not None:
         size = visible.shape[-1]
         visible = jnp.broadcast_to(visible.reshape(batch, -1, size), (batch, width, size))
+    heads = heads | {n: heads[n] + bias.astype(heads[n].dtype) for n, bias in biases.items()}
     angles = [angle[:, 0] for angle in view.angles]
     out, keys = window_attention(heads, gains, angles, seen, prefix, visible, eps=c.norm_eps)
     return rearrange(out, "b w h c -> b w (h c)"), KV(
@@ -187,8 +189,8 @@ def _by_kernel(c: Any, heads: Any, gains: Any, view: Any, prefix: Any) -> Any:
 
 
 def _are_few(c: Any, x: Stream, *weights: Array) -> bool:
-    """Whether products of these rows may be kernels."""
-    whole = not any(size % 32 for weight in weights for size in weight.shape)
+    """Whether products of these rows may be kernels, which read whole tiles of a matrix."""
+    whole = not any(weight.shape[0] % 64 or weight.shape[1] % 16 for weight in weights)
     return whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *weights)
 
 

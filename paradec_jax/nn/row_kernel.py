@@ -41,7 +41,7 @@ def products(
 ) -> list[Array]:
     """The product of rows x [..., D] with each matrix [D, F_i], or of two of one shape the gated one.
 
-    D is a multiple of 32, each F_i one of 16.
+    D is a multiple of 64, each F_i one of 16.
 
     Args:
       x: at most 64 rows.
@@ -105,12 +105,12 @@ def _products(of: Any, *outs: Any, starts: Any, count: int, inputs: int, eps: fl
         sums, squares = lax.fori_loop(0, width // inputs, turn, (zeros, jnp.zeros(rows)))
         if "gain" in of:
             sums = [s * lax.rsqrt(squares / width + eps)[:, None] for s in sums]
-        y, *gated = [s.astype(dtype) for s in sums]
+        y, *gated = sums
         if gated:
-            y = jax.nn.silu(at_least_float32(y)).astype(dtype) * gated[0]
+            y = jax.nn.silu(y) * gated[0]
         if "add" in of:
-            y = load(of["add"].at[:, :]) + y
-        triton.store(out.at[:, :], y, mask=real)
+            y += load(of["add"].at[:, :])
+        triton.store(out.at[:, :], y.astype(dtype), mask=real)
 
     j = pl.program_id(0)
     for i, (weights, out) in enumerate(zip(of["weights"], outs, strict=True)):

@@ -100,9 +100,8 @@ def _window_attention(of: Any, out: Any, keys: Any, *, width: int, eps: float) -
         x, gain = [at_least_float32(load(name, part)) for part in parts], f"{name}_gain"
         if gain in of:
             scale = lax.rsqrt(sum(jnp.sum(y * y, axis=1) for y in x) / channels + eps)[:, None]
-            x = [(y * scale).astype(dtype) for y in x]
-            x = [y * of[gain][part].astype(dtype) for y, part in zip(x, parts, strict=True)]
-        (a, b), cos, sin = map(at_least_float32, x), load("cos"), load("sin")
+            x = [y * scale * of[gain][part] for y, part in zip(x, parts, strict=True)]
+        (a, b), cos, sin = x, load("cos"), load("sin")
         return [y.astype(dtype) for y in (a * cos - b * sin, b * cos + a * sin)]
 
     def scores(columns: Any, seen: Array) -> Array:

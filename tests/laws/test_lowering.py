@@ -147,7 +147,7 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 
 
-FEW = HALF | {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 96}
+FEW = HALF | {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 128}
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -15,7 +15,7 @@ from paradec_jax.nn import backend, blocks
 
 WIDTH = 5  # of a window: no power of two
 SIZE = 70  # of a cache: more than one part of it
-SHAPE = {"width": 64, "heads": 6, "kv_heads": 2, "head_channels": 32, "feed_forward": 96}
+SHAPE = {"width": 64, "heads": 6, "kv_heads": 2, "head_channels": 32, "feed_forward": 128}
 SHAPE |= {"layers": 1}
 TREE = np.tri(WIDTH, dtype=bool) & ~np.eye(WIDTH, k=-1, dtype=bool)
 

@@ -11,9 +11,9 @@ from experiments.systems import kernels
 
 ROOT = Path(__file__).parents[2]
 CUDA = Path(os.environ.get("PARADEC_CUDA", ROOT / ".cache/cuda"))  # of `make kernels`
-GROUPED = {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 96}
+GROUPED = {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 128}
 # Fields of toys, and kernels of a layer.
-TOYS = {"test-causal": (GROUPED, 7), "test-sdar": (GROUPED, 7)}
+TOYS = {"test-causal": (GROUPED | {"qkv_bias": False}, 7), "test-sdar": (GROUPED, 7)}
 TOYS |= {"test-mdlm": ({"width": 64, "heads": 2}, 12)}
 
 # What the compiler of GPUs writes, shortened: a loop that the data ends, in it one of three turns,
@@ -91,6 +91,7 @@ for name, (fields, _) in {toys}.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (CUDA / "nvidia").exists(), reason="needs JAX's CUDA plugin: make kernels")
 def test_a_layer_is_few_kernels():
     """Of each kind of block, by what two layers add; the host looks once a call."""
