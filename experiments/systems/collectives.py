@@ -45,18 +45,20 @@ def collectives(text: str, unknown: int = 1) -> dict[str, Collectives]:
       text: `compiled.as_text()`.
       unknown: iterations of loops whose number only the data knows.
     """
-    count, size = _Program(text).totals(unknown)
+    count, size = Hlo(text).totals(unknown)
     return {kind: Collectives(count[kind], size[kind]) for kind in KINDS if count[kind]}
 
 
 def unknown_loops(text: str) -> int:
     """Loops of the program, wherever they stand, whose number of iterations only the data knows."""
-    program = _Program(text)
+    program = Hlo(text)
     return sum(program.trips(name, loop) is None for name, loop in program.loops())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    """A line of a program."""
+
     name: str
     shape: str
     op: str
@@ -78,11 +80,11 @@ class _Instruction:
 Totals = tuple[Counter[str], Counter[str]]
 
 
-class _Program:
+class Hlo:
     """Computations by name, each a dictionary of instructions by name."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, dict[str, _Instruction]] = {}
+        self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry, current = "", {}
         for line in text.splitlines():
             if line.endswith("{") and " = " not in line.partition("(")[0] and "->" in line:
@@ -92,7 +94,7 @@ class _Program:
             elif found := _INSTRUCTION.match(line):
                 current[found[2]] = _instruction(found, line[found.end() :])
 
-    def loops(self) -> Iterator[tuple[str, _Instruction]]:
+    def loops(self) -> Iterator[tuple[str, Instruction]]:
         """Loops, and the computations in which they stand."""
         for name, inside in self.computations.items():
             yield from ((name, one) for one in inside.values() if one.op == "while")
@@ -117,7 +119,7 @@ class _Program:
                 count[one.kind] += 1
                 size[one.kind] += _through(one, inside)
                 continue  # what it applies is a sum of two numbers
-            called = [part for part in _called(one) if part in self.computations]
+            called = [part for part in called_by(one) if part in self.computations]
             if not called:
                 continue
             times, parts = 1, [of(part) for part in called]
@@ -132,7 +134,7 @@ class _Program:
                     size[kind] += times * own_size[kind]
         return count, size
 
-    def trips(self, name: str, loop: _Instruction) -> int | None:
+    def trips(self, name: str, loop: Instruction) -> int | None:
         """Iterations of a loop in the computation `name`; None where only the data knows."""
         if found := _KNOWN.search(loop.rest):
             return int(found[1])
@@ -143,7 +145,7 @@ class _Program:
         )
         root = next(one for one in condition.values() if one.root)
         if root.op in ("fusion", "call"):
-            outer, parts = root.operands, self.computations[_called(root)[0]]
+            outer, parts = root.operands, self.computations[called_by(root)[0]]
             root = next(one for one in parts.values() if one.root)
             names = [_argument(one, parts, outer) for one in root.operands]
         else:
@@ -154,7 +156,7 @@ class _Program:
         return None if first is None or last is None else max(last - first, 0)
 
     def _number(
-        self, wanted: str, condition: dict[str, _Instruction], name: str, loop: _Instruction
+        self, wanted: str, condition: dict[str, Instruction], name: str, loop: Instruction
     ) -> int | None:
         """A number in a loop's condition before the first iteration: a constant, or one that the
         loop begins with.
@@ -179,13 +181,13 @@ class _Program:
         return None
 
 
-def _instruction(found: re.Match[str], text: str) -> _Instruction:
+def _instruction(found: re.Match[str], text: str) -> Instruction:
     shape, text = _balanced(text) if text.startswith("(") else text.split(" ", 1)
     op, _, text = text.lstrip().partition("(")
     inside, rest = _balanced(f"({text}")
     operands = tuple(re.findall(r"%([\w.-]+)", inside))
     rest = inside[1:-1] if op in ("constant", "parameter") else rest
-    return _Instruction(found[2], shape, op, operands, rest, found[1] is not None)
+    return Instruction(found[2], shape, op, operands, rest, found[1] is not None)
 
 
 def _balanced(text: str) -> tuple[str, str]:
@@ -198,7 +200,7 @@ def _balanced(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _called(one: _Instruction) -> list[str]:
+def called_by(one: Instruction) -> list[str]:
     """Computations that an instruction runs."""
     found = [part for _, part in _NAMED.findall(one.rest)]
     for names in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", one.rest):
@@ -206,7 +208,7 @@ def _called(one: _Instruction) -> list[str]:
     return found
 
 
-def _argument(name: str, inside: dict[str, _Instruction], outer: tuple[str, ...]) -> str | None:
+def _argument(name: str, inside: dict[str, Instruction], outer: tuple[str, ...]) -> str | None:
     """What a fusion was handed where its root reads `name`."""
     one = inside.get(name)
     while one is not None and one.op in _SAME and one.operands:
@@ -216,7 +218,7 @@ def _argument(name: str, inside: dict[str, _Instruction], outer: tuple[str, ...]
     return outer[int(one.rest)]
 
 
-def _through(one: _Instruction, inside: dict[str, _Instruction]) -> int:
+def _through(one: Instruction, inside: dict[str, Instruction]) -> int:
     """Bytes that go through a collective: the larger of operand and result."""
     given = sum(inside[name].bytes for name in one.operands if name in inside)
     if one.op == "collective-permute-start":

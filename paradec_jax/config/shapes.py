@@ -53,7 +53,7 @@ class Shape(bounds.Ranged):
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long
         windows some queries at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last
-        two elsewhere as "blocked".
+        two elsewhere as "blocked". All but "dense" decode on CUDA by kernels for few rows.
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots"
         or "offload".
     """

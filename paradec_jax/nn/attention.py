@@ -11,6 +11,8 @@
     splash     JAX's Pallas kernel for TPUs, which keeps none either and skips what nobody sees: in
                long windows without a cache, causal or full by a rule, positions and channels
                multiples of 128; elsewhere as blocked
+
+Of short windows on CUDA in bfloat16 `nn.window_kernel` is in the place of all but dense.
 """
 
 import functools

@@ -1,16 +1,21 @@
-"""The switches for what suits a backend and is nobody's definition: layouts, and who computes
-attention.
+"""The switches for what suits a backend and is nobody's definition: layouts, who computes attention,
+kernels for few rows.
 
 Environment variables decide for a whole process, since compiled programs do not know how they were
 traced.
 """
 
 import os
+from typing import Any
 
 import jax
+from jax import lax
+
+from paradec_jax.sharding.rules import sizes_in_force
 
 SWITCH = "PARADEC_LAYOUTS"
 ATTENTION = "PARADEC_ATTENTION"
+FEW = 64  # rows of a product, or positions of a window, that kernels serve
 
 
 def cpu_layouts() -> bool:
@@ -29,7 +34,8 @@ def cudnn_attention() -> bool:
     """Whether cuDNN computes attention where a config asks for it: where the default backend is
     CUDA.
 
-    The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") overrules that.
+    The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") overrules that; "plain" also
+    forbids kernels for few rows (`kernels`).
 
     Raises:
       ValueError: another value of the variable.
@@ -38,6 +44,25 @@ def cudnn_attention() -> bool:
     if chosen is None:
         return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version
     return chosen
+
+
+def kernels(attention: str, rows: int, *arrays: Any) -> bool:
+    """Whether a call on so many rows may be made of kernels (`nn.row_kernel`, `nn.window_kernel`),
+    which a program for CUDA then holds.
+
+    Rows are few, all arrays are bfloat16, nothing lies on a mesh, and the config's
+    attention is another than "dense".
+    """
+    plain = cpu_layouts() or attention == "dense" or _chosen(ATTENTION, "cudnn") is False
+    sixteen = all(array.dtype == "bfloat16" for array in arrays)
+    return sixteen and not (plain or rows > FEW or sizes_in_force())
+
+
+def on_cuda(kernel: Any, plain: Any, *arrays: Any) -> Any:
+    """What `plain` computes: by `kernel` in a program for CUDA where nothing is differentiated."""
+    computed = jax.custom_jvp(kernel)
+    computed.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+    return lax.platform_dependent(*arrays, cuda=computed, default=plain)
 
 
 def _chosen(variable: str, word: str) -> bool | None:

@@ -13,14 +13,16 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.adapters import adapted
 from paradec_jax.nn.attention import attention
+from paradec_jax.nn.backend import kernels, on_cuda
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import rotate, rotate_halves
-from paradec_jax.nn.visibility import Stream, View
+from paradec_jax.nn.visibility import Stream, View, mask_of
 from paradec_jax.sharding.rules import by_rows
 
+LONGEST = 2048  # positions of a cache that one program of a kernel reads; XLA splits longer ones
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
 
 
@@ -113,26 +115,100 @@ class Attention(nn.Module):
         if c.out_bias:
             self.out_bias = zeros(self, "out_bias", c.width)
 
-    def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
-        """The attended window and its keys and values; `prefix` is what this layer has cached."""
-        turn = ROTATIONS[self.config.rotation]
-        heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
-        for name, weight in self.matrices.items():
-            rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
-            rows = adapted(self, name, x, rows, view.adapted)
-            heads[name] = rearrange(rows, "b w (h c) -> b h w c", c=self.config.head_dim)
-        for name, bias in self.bias.items():
-            heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
-        for name, gain in self.gains.items():
-            heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
-        kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
-        queries = turn(heads["q"], view.angles)
-        backend = self.config.attention
-        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=backend)
-        mixed = rearrange(mixed, "b h w c -> b w (h c)")
-        out = dense(mixed, rearrange(self.out, "h c d -> (h c) d"))
-        out = adapted(self, "out", mixed, out, view.adapted)
-        return out + self.out_bias.astype(x.dtype) if self.config.out_bias else out, kv
+    def __call__(
+        self, x: Stream, view: View, prefix: KV | None = None, gain: Any = None, add: Any = None
+    ) -> tuple[Stream, KV]:
+        """The attended window and its keys and values; `prefix` is what this layer has cached.
+
+        Args:
+          x, view, prefix: the window.
+          gain: of a norm [D] that x passes first, or None.
+          add: what is added to the output, or None.
+        """
+        c = self.config
+        weights = {n: rearrange(w, "d h c -> d (h c)") for n, w in self.matrices.items()}
+        out = rearrange(self.out, "h c d -> (h c) d")
+        if view.adapted is None and not c.out_bias and _are_few(c, x, out, *weights.values()):
+            made = few_products(x, [[w] for w in weights.values()], gain, eps=c.norm_eps)
+            mixed, kv = self.mix(dict(zip(weights, made, strict=True)), view, prefix)
+            return few_products(mixed, [[out]], add=add)[0], kv
+        x = x if gain is None else rms_norm(x, gain, c.norm_eps)
+        rows = {n: adapted(self, n, x, dense(x, w), view.adapted) for n, w in weights.items()}
+        mixed, kv = self.mix(rows, view, prefix)
+        x = adapted(self, "out", mixed, dense(mixed, out), view.adapted)
+        x = x + self.out_bias.astype(x.dtype) if c.out_bias else x
+        return x if add is None else add + x, kv
+
+    def mix(
+        self, products: dict[str, Float[Array, "B W _"]], view: View, prefix: KV | None
+    ) -> tuple[Stream, KV]:
+        """The mixed heads [B, W, H C] of the products with the input matrices, and the window's
+        keys and values.
+        """
+        c = self.config
+        heads = {n: rearrange(x, "b w (h c) -> b w h c", c=c.head_dim) for n, x in products.items()}
+        given = (heads, self.bias, self.gains, view, prefix)
+        able = c.rotation == "halves" and c.head_dim in (32, 64, 128)
+        able &= view.prefix_mask is None or view.prefix_mask.shape[-1] <= LONGEST
+        if able and kernels(c.attention, heads["q"].shape[1], heads["q"], *prefix or ()):
+            return on_cuda(functools.partial(_by_kernel, c), functools.partial(_mixed, c), given)
+        return _mixed(c, given)
+
+
+def _mixed(c: Any, given: Any) -> Any:
+    """As `Attention.mix`, of heads [B, W, H, C], in plain JAX."""
+    (heads, biases, gains, view, prefix), turn = given, ROTATIONS[c.rotation]
+    heads = {name: rearrange(x, "b w h c -> b h w c") for name, x in heads.items()}
+    for name, bias in biases.items():
+        heads[name] = heads[name] + bias.astype(heads[name].dtype)[:, None]
+    for name, gain in gains.items():
+        heads[name] = rms_norm(heads[name], gain, c.norm_eps)
+    kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
+    queries = turn(heads["q"], view.angles)
+    mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=c.attention)
+    return rearrange(mixed, "b h w c -> b w (h c)"), kv
+
+
+def _by_kernel(c: Any, given: Any) -> Any:
+    """As `_mixed`, by a kernel for GPUs."""
+    # Imported late, which takes a second and is seldom needed.
+    from paradec_jax.nn.window_kernel import window_attention
+
+    heads, biases, gains, view, prefix = given
+    (batch, width, *_), visible = heads["q"].shape, view.prefix_mask
+    seen = jnp.broadcast_to(mask_of(view.seen, width), (batch, width, width))
+    if visible is not None:
+        size = visible.shape[-1]
+        visible = jnp.broadcast_to(visible.reshape(batch, -1, size), (batch, width, size))
+    heads = heads | {n: heads[n] + bias.astype(heads[n].dtype) for n, bias in biases.items()}
+    angles = [angle[:, 0] for angle in view.angles]
+    out, keys = window_attention(heads, gains, angles, seen, prefix, visible, eps=c.norm_eps)
+    return rearrange(out, "b w h c -> b w (h c)"), KV(
+        keys, rearrange(heads["v"], "b w g c -> b g w c")
+    )
+
+
+def _are_few(c: Any, x: Stream, *weights: Array) -> bool:
+    """Whether products of these rows may be kernels, which read whole tiles of a matrix."""
+    whole = not any(weight.shape[0] % 64 or weight.shape[1] % 16 for weight in weights)
+    return whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *weights)
+
+
+def few_products(
+    x: Stream, weights: Any, gain: Any = None, add: Any = None, eps: float = 0.0
+) -> list[Stream]:
+    """`norm(x) W` of each matrix, or `silu(norm(x) W_1) * (norm(x) W_2)` of two; one kernel on
+    CUDA (`row_kernel.products`, which says what is given).
+    """
+    from paradec_jax.nn.row_kernel import products  # late, as above
+
+    def plain(x: Array, weights: Any, gain: Any, add: Any) -> list[Array]:
+        normed = x if gain is None else rms_norm(x, gain, eps)
+        made = [[dense(normed, weight) for weight in of] for of in weights]
+        out = [jax.nn.silu(of[0]) * of[1] if of[1:] else of[0] for of in made]
+        return out if add is None else [add + out[0]]
+
+    return on_cuda(functools.partial(products, eps=eps), plain, x, weights, gain, add)
 
 
 class GatedMLP(nn.Module):
@@ -153,15 +229,23 @@ class GatedMLP(nn.Module):
         sizes = {"gate": c.feed_forward, "up": c.feed_forward, "down": c.width}
         self.bias = {n: zeros(self, f"{n}_bias", sizes[n]) for n in sizes if c.mlp_bias}
 
-    def __call__(self, x: Stream, where: Bool[Array, "B W"] | None = None) -> Stream:
-        """The branch's output, without the residual sum; `where` is a view's `adapted`."""
+    def __call__(
+        self, x: Stream, where: Bool[Array, "B W"] | None = None, gain: Any = None, add: Any = None
+    ) -> Stream:
+        """The branch's output; `where` is a view's `adapted`, `gain` and `add` are as of attention."""
+        c = self.config
+        if where is None and not c.mlp_bias and _are_few(c, x, self.gate, self.up, self.down):
+            (x,) = few_products(x, [[self.gate, self.up]], gain, eps=c.norm_eps)
+            return few_products(x, [[self.down]], add=add)[0]
 
         def product(name: str, x: Array, weight: Array) -> Array:
             out = adapted(self, name, x, dense(x, weight), where)
             return out + self.bias[name].astype(x.dtype) if name in self.bias else out
 
+        x = x if gain is None else rms_norm(x, gain, c.norm_eps)
         inner = jax.nn.silu(product("gate", x, self.gate)) * product("up", x, self.up)
-        return product("down", inner, self.down)
+        out = product("down", inner, self.down)
+        return out if add is None else add + out
 
 
 class SandwichBlock(nn.Module):
@@ -214,8 +298,6 @@ class PreNormBlock(nn.Module):
 
     def __call__(self, x: Stream, view: View, prefix: KV | None = None) -> tuple[Stream, KV]:
         """The block's output and the window's keys and values."""
-        x, eps = block_input(by_rows(x)), self.config.norm_eps
-        mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
-        x = x + mixed
-        normed = rms_norm(x, self.mlp_norm, eps)
-        return by_rows(x + self.mlp(normed, view.adapted)), kv
+        x = block_input(by_rows(x))
+        x, kv = self.attention(x, view, prefix, self.attention_norm, x)
+        return by_rows(self.mlp(x, view.adapted, self.mlp_norm, x)), kv

@@ -29,6 +29,7 @@ from paradec_jax.losses import (
     self_distillation_loss,
 )
 from paradec_jax.models.recurrent_cache import CACHE_MODES
+from paradec_jax.nn.backend import SWITCH
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
@@ -144,6 +145,31 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     )
     products = re.findall(r"dot_general .*: \(tensor<(\d+)x16xbf16>", program.mlir_module())
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
+
+
+FEW = HALF | {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 128}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@over(["call", "tree", "gradient"])
+def test_kernels_are_in_programs_for_cuda_alone(name, platform, monkeypatch):
+    """Of few rows, a tree's windows among them, and where nothing is differentiated."""
+    monkeypatch.setenv(SWITCH, "plain")
+    network, request = stubs.tiny_causal(**FEW), stubs.tiny_request(4)
+    shapes = parameter_shapes(network.config)
+    if name == "gradient":
+
+        def program(params, tokens):
+            return jnp.sum(network.forward(params, tokens, tokens).hidden.astype(jnp.float32))
+
+        arguments = (jax.jit(jax.grad(program)), shapes, jax.ShapeDtypeStruct((1, 3), jnp.int32))
+    else:
+        further = {"candidates": 2} if name == "tree" else {}
+        decoder = decode.Jacobi(network, SIZE, block=4, **further)
+        prepared = jax.eval_shape(decoder.prepare, shapes)
+        arguments = (run_of(decoder), prepared, request, decoder.knobs(None))
+    text = export.export(arguments[0], platforms=(platform,))(*arguments[1:]).mlir_module()
+    assert ("__gpu$xla.gpu.triton" in text) == (platform == "cuda" and name != "gradient")
 
 
 @over(["semi", "wavefront"], ["semi"])

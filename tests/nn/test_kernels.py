@@ -1,0 +1,88 @@
+"""Kernels for few rows against plain JAX, run as plain JAX themselves; who is served by them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import stubs
+from jax.experimental import pallas as pl
+from marks import over
+
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.nn import backend, blocks
+
+WIDTH = 5  # of a window: no power of two
+SIZE = 70  # of a cache: more than one part of it
+SHAPE = {"width": 64, "heads": 6, "kv_heads": 2, "head_channels": 32, "feed_forward": 128}
+SHAPE |= {"layers": 1}
+TREE = np.tri(WIDTH, dtype=bool) & ~np.eye(WIDTH, k=-1, dtype=bool)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Networks made of kernels, on this device."""
+    interpreted = functools.partial(pl.pallas_call, interpret=True)
+    monkeypatch.setattr(pl, "pallas_call", interpreted)
+
+    def use():
+        monkeypatch.setattr(blocks, "kernels", lambda attention, rows, *arrays: True)
+        monkeypatch.setattr(blocks, "on_cuda", lambda kernel, plain, *arrays: kernel(*arrays))
+
+    return use
+
+
+def visible(kind: str):
+    """What two rows see of a cache: a length each, or what each query sees."""
+    lengths = jnp.asarray([SIZE - 4, 7])
+    each = np.random.default_rng(0).random((2, WIDTH, SIZE)) < 0.5
+    return {"nothing": None, "a length": lengths, "a query": jnp.asarray(each)}[kind]
+
+
+CASES = {
+    "norms": ("float32", "a query", TREE, {"qk_norm": True}),
+    "biases": ("bfloat16", "a length", None, {"qkv_bias": True}),
+    "no cache": ("bfloat16", "nothing", TREE, {"kv_heads": 6}),
+}
+
+
+@over(CASES, {"no cache"})
+def test_a_network_of_kernels(name, kernels):
+    """Hidden states, keys and values of a window are those of the plain network, grouped heads and
+    a tree's mask included.
+    """
+    dtype, kind, mask, changes = CASES[name]
+    changes = SHAPE | {"qk_norm": False, "qkv_bias": False} | changes
+    network = stubs.tiny_causal(**changes, dtype=dtype, param_dtype=dtype)
+    params = network.init_params(network.config, jax.random.key(0))
+    drawn = functools.partial(jax.random.normal, jax.random.key(1))
+    cache = network.init_cache(jax.random.split(jax.random.key(2), 2), SIZE)
+    cache = jax.tree.map(lambda x: drawn(x.shape, x.dtype).astype(dtype), cache)
+    tokens = jax.random.randint(jax.random.key(3), (2, WIDTH), 0, network.vocab_size)
+    positions = jnp.asarray([[SIZE - 4], [7]]) + jnp.arange(WIDTH)
+    seen = None if mask is None else jnp.asarray(mask)
+
+    def call(params, cache):
+        return network.forward(params, tokens, positions, Prefix(cache, visible(kind)), seen)
+
+    want = jax.jit(call)(params, cache)
+    kernels()
+    got = jax.jit(lambda *given: call(*given))(params, cache)
+    close = {"atol": 2e-5} if dtype == "float32" else {"atol": 0.12}
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (a, b)), **close)
+
+
+def test_who_is_served(monkeypatch):
+    """Few rows in bfloat16, where the default backend is no CPU and attention is not dense."""
+    rows = jnp.zeros((2, 3), jnp.bfloat16)
+    assert not backend.kernels("blocked", 6, rows)
+    monkeypatch.setenv(backend.SWITCH, "plain")
+    assert backend.kernels("blocked", 6, rows)
+    assert not backend.kernels("dense", 6, rows)
+    assert not backend.kernels("blocked", backend.FEW + 1, rows)
+    assert not backend.kernels("blocked", 6, rows, rows.astype(jnp.float32))
+    monkeypatch.setenv(backend.ATTENTION, "plain")
+    assert not backend.kernels("blocked", 6, rows)
