@@ -75,6 +75,9 @@ LINES: dict[str, dict[str, list[str]]] = {
         "blocks, entropy": each("block --rule entropy --entropy", (1.6, 2.0, 2.2, 2.6)),
         "blocks, factor": each("block --rule factor --factor", (0.3, 0.6, 1, 1.5)),
         "blocks, self-verified": ["self_verified", "self_verified --causal"],
+        "blocks, two in flight": [
+            f"in_flight --admit {share} --rule threshold --threshold 0.6" for share in (0.3, 0.6)
+        ],
         "blocks, residual, zero head": ["residual_speculative --head zero --rule static"],
     },
     "full_attention": {

@@ -70,7 +70,7 @@ class Masked(Training):
         data = self.rows(job, job.examples)
         flops = batch_flops(model.network)
         if self.forcing is not None:
-            words = f"multi_block --length {self.forcing}"
+            words = f"in_flight --length {self.forcing}"
             model = dataclasses.replace(model, decoder=words)
             teacher = dict(model.params) if self.labels == "teacher" else None
             loss = self.forced(model, self.labels)

@@ -43,7 +43,7 @@ def test_a_model_learns_to_have_several_blocks_in_flight(source, tmp_path, label
     last = ran(source, tmp_path / "blocks", *options, objective="masked")
     assert last["after"]["nats a hidden token"] < 1.1 * last["before"]["nats a hidden token"]
     model = pd.load(tmp_path / "blocks" / "model")
-    assert model.decoder == "multi_block --length 4"
+    assert model.decoder == "in_flight --length 4"
     assert len(pd.generate(model, ["x 1 "], max_new_tokens=8).text) == 1
 
 
