@@ -67,7 +67,8 @@ SHARES = {
     "tempered": [0.588797, 0.283817, 0.105438, 0.021948],
     "filtered": [0.602010, 0.290186, 0.107804, 0.0],
 }
-PAPERS = {rule: "raw" if rule in ("threshold", "factor") else "tempered" for rule in rules.RULES}
+RAW = ("threshold", "factor", "certain")
+PAPERS = {rule: "raw" if rule in RAW else "tempered" for rule in rules.RULES}
 
 
 def shares(decoder, knobs, count=64):
@@ -87,7 +88,7 @@ ASKED = [(rule, confidence) for rule in rules.RULES for confidence in (None, *SH
     [case if case[0] == "threshold" or not case[1] else slow(*case) for case in ASKED],
 )
 def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule, confidence):
-    """Fast-dLLM scores the raw softmax, SDAR and JetEngine the tempered one, before truncation."""
+    """Fast-dLLM and d3LLM score the raw softmax, SDAR and JetEngine the tempered one, before truncation."""
     decoder, knobs = deciding(rule, vocab=5, confidence=confidence), rules.DenoisingKnobs
     found = shares(decoder, knobs(temperature=0.7, top_p=0.9))
     assert found.keys() == {0, 1, 2}, "the fourth is drawn only without top-p"
