@@ -42,10 +42,9 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
         )
     width = config.width if recurrent else 0
     state = recorded.get("init_state", np.zeros((*tokens.shape, width), np.float32))
-    for name, array, last in [
-        ("init_state", state, width),
-        *((n, a, config.vocab_size) for n, a, _ in wanted),
-    ]:
+    arrays = {"init_state": state, **{name: recorded[name] for name in wanted}}
+    for name, array in arrays.items():
+        last = width if name == "init_state" else config.vocab_size
         want = (*tokens.shape, last)
         if array.shape != want or not np.issubdtype(array.dtype, np.floating):
             raise ConvertError(
@@ -63,30 +62,28 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
         return network.logits(params, output.hidden)
 
     with jax.default_matmul_precision("highest"):
-        for name, array, recurrences in wanted:
+        for name, recurrences in wanted.items():
             inputs = jnp.asarray(tokens, jnp.int32), jnp.asarray(state, jnp.float32)
             ours = np.asarray(logits(model.params, *inputs, recurrences), np.float64)
-            yield name, float(np.max(np.abs(ours - array.astype(np.float64))))
+            yield name, float(np.max(np.abs(ours - recorded[name].astype(np.float64))))
 
 
-def _wanted(
-    recorded: Mapping[str, np.ndarray], recurrent: bool
-) -> list[tuple[str, np.ndarray, int]]:
-    """Names, arrays and recurrences (1 where a model has none) of recorded logits, fewest first."""
+def _wanted(recorded: Mapping[str, np.ndarray], recurrent: bool) -> dict[str, int]:
+    """Recurrences (1 where a model has none) of recorded logits by their names, fewest first."""
     numbered = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded if recurrent}
-    wanted = [(name, recorded[name], int(match[1])) for name, match in numbered.items() if match]
+    wanted = {name: int(match[1]) for name, match in numbered.items() if match}
     if not wanted and "logits" in recorded:
         steps = recorded.get("num_steps") if recurrent else np.array(1)
         if steps is None or steps.size != 1 or not np.issubdtype(steps.dtype, np.integer):
             raise ConvertError(
                 "array logits of a recurrent model needs one integer num_steps beside it"
             )
-        wanted = [("logits", recorded["logits"], int(steps.item()))]
+        wanted = {"logits": int(steps.item())}
     if not wanted:
         raise ConvertError("there is no array logits" + ", nor logits_r<n>" * recurrent)
-    for name, _, recurrences in wanted:
+    for name, recurrences in wanted.items():
         if not 1 <= recurrences <= MOST_RECURRENCES:
             raise ConvertError(
                 f"array {name} is of {recurrences} recurrences, but must be of 1 to {MOST_RECURRENCES}"
             )
-    return sorted(wanted, key=lambda item: item[2])
+    return dict(sorted(wanted.items(), key=lambda item: item[1]))

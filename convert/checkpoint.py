@@ -61,8 +61,8 @@ def opened(
     given = {name: value for name, value in (of_masks or {}).items() if value is not None}
     with _reading(path, dtype, tokenizer, weights, given) as model:
         if path.is_dir():
-            more: Any = _read_chat(path) | {"special_tokens": read_special(path)}
-            model = dataclasses.replace(model, **more)
+            special = read_special(path)
+            model = dataclasses.replace(model, **_read_chat(path), special_tokens=special)
         if words is not None:
             known = read_tokenizer(words)
             check_words(path, words, known)
@@ -162,7 +162,7 @@ def named_templates(value: Any) -> dict[str, str]:
         or None.
 
     Raises:
-      ValueError: anything else, or two templates of one name.
+      ValueError: anything else.
     """
     if value is None:
         return {}
@@ -171,8 +171,6 @@ def named_templates(value: Any) -> dict[str, str]:
     templates: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [value]:
         match entry:
-            case {"name": str(name)} if name in templates:
-                raise ValueError(f"chat_template holds two templates of the name {name!r}")
             case {"name": str(name), "template": str(template)}:
                 templates[name] = template
             case _:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -66,10 +66,9 @@ def import_model(
       overwrite: replace a folder at DST that these commands or a training wrote, as they wrote it.
     """
     check_replaceable(dst, overwrite)
-    of_masks: dict[str, Any] = {"kind": kind, "block": block, "mask": mask}
-    of_masks |= {"alignment": alignment, "origin": origin}
+    names = {"kind": kind, "block": block, "mask": mask, "alignment": alignment, "origin": origin}
     with opened(
-        locate(src), dtype, tokenizer, weights, of_masks, allow_nonfinite=allow_nonfinite
+        locate(src), dtype, tokenizer, weights, names, allow_nonfinite=allow_nonfinite
     ) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)

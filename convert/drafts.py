@@ -80,9 +80,7 @@ def read(folder: Path, config: ModelConfig, base: str, allow_nonfinite: bool = F
         )
     if not isinstance(config, CausalConfig):
         raise ConvertError(f"{folder} drafts for a causal model, and {base} is of {config.family}")
-    if missing := [name for name in SHAPE if name not in fields]:
-        raise ConvertError(f"{folder / CONFIG} lacks {', '.join(missing)}")
-    shape = DraftConfig(base=config, **{name: fields[name] for name in SHAPE})
+    shape = DraftConfig(base=config, **{name: fields.get(name, 0) for name in SHAPE})
     file = folder / f"{STEM}.safetensors"
     if fields.get("weights") != {file.name: sha256_of(file)}:
         raise ConvertError(f"{file} differs from its digest in {CONFIG}")

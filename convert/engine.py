@@ -227,15 +227,17 @@ def check_tensors(source: Source, shapes: Shapes, optional: Shapes) -> None:
         raise source.missing(name)
     for name, tensor in sorted(source.tensors.items()):
         want = shapes.get(name, optional.get(name))
-        if want is None and not is_buffer(name, tensor.shape):
+        if want is None:
+            if is_buffer(name, tensor.shape):
+                continue
             raise ConvertError(
                 f"tensor {name} in {source.folder} is unknown: config.json does not ask for it"
             )
-        if want is not None and tensor.shape != want:
+        if tensor.shape != want:
             raise ConvertError(
                 f"tensor {name} has shape {tensor.shape}, but config.json asks for {want}"
             )
-        if want is not None and tensor.dtype not in DTYPES.values():
+        if tensor.dtype not in DTYPES.values():
             known = ", ".join(DTYPES.values())
             raise ConvertError(f"tensor {name} is {tensor.dtype}, but weights must be {known}")
 
@@ -272,8 +274,8 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
         raise ConvertError(
             f"tensor {kinds['float64']} is float64; choose one of {', '.join(PARAM_DTYPES)} with dtype"
         )
-    kind = next(iter(kinds))
-    return kind if len(kinds) == 1 and kind in PARAM_DTYPES else "float32"
+    kind, *others = kinds
+    return kind if not others and kind in PARAM_DTYPES else "float32"
 
 
 def export_tree(params: Mapping[str, Any], table: Table) -> dict[str, Lazy]:

@@ -1,6 +1,7 @@
 """Reads and writes config.json: fields and their types, types of numbers, token ids."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +14,24 @@ from paradec_jax.store.model import PARAM_DTYPES
 from .engine import ConvertError, Json
 
 # Our field: official names (aliases after the first must agree), type, default (None: required).
-Fields = dict[str, tuple[tuple[str, ...], type, Any]]
+Field = tuple[tuple[str, ...], type, Any]
+Fields = dict[str, Field]
 Config = TypeVar("Config")
+# Fields that tell of what is not supported, and the words for it.
+EXPERTS = dict.fromkeys(
+    ("num_experts", "num_local_experts", "n_routed_experts"), "a mixture of experts"
+)
+QUANTISED = "quantised weights (take the folder that was quantised)"
+UNSUPPORTED = EXPERTS | dict.fromkeys(("quantization_config", "quantization"), QUANTISED)
 
-# PyTorch's other names of floating types.
-SPELLED = {"float": "float32", "half": "float16", "double": "float64"}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a layer chooses from
+
+def field(kind: type, *names: str, default: Any = None) -> Field:
+    """A row of `Fields`."""
+    return names, kind, default
+
+
+whole, real = functools.partial(field, int), functools.partial(field, float)
+flag = functools.partial(field, bool, default=False)
 
 
 def matches(value: Any, kind: type) -> bool:
@@ -62,7 +75,7 @@ def built(config: Callable[..., Config], ours: Json) -> Config:
 def check_fixed(fields: Json, fixed: Json) -> None:
     """Refuses other values of fields that admit one. Raises ConvertError."""
     for name, value in fixed.items():
-        if fields.get(name) is not None and fields[name] != value:
+        if fields.get(name) not in (None, value):
             raise ConvertError(
                 f"field {name} of config.json must be {value!r}, not {fields[name]!r}: another value is not supported"
             )
@@ -70,17 +83,10 @@ def check_fixed(fields: Json, fixed: Json) -> None:
 
 def check_plain(fields: Json) -> None:
     """Refuses a mixture of experts and quantised weights, naming the field that tells of it."""
-    moe = "model_type" if str(fields.get("model_type")).endswith("_moe") else None
-    for name in (*EXPERTS, moe):
-        if name and fields.get(name):
-            raise ConvertError(
-                f"config.json describes a mixture of experts ({name} = {fields[name]!r}), which is not supported"
-            )
-    for name in ("quantization_config", "quantization"):
+    for name, what in UNSUPPORTED.items():
         if fields.get(name):
             raise ConvertError(
-                f"config.json describes quantised weights ({name} = {fields[name]!r:.200}), which are not supported: "
-                "take the folder that was quantised"
+                f"config.json describes {what}, which is not supported: {name} = {fields[name]!r:.200}"
             )
 
 
@@ -94,7 +100,6 @@ def typed(config: Config, fields: Json, param_dtype: str) -> Config:
     given, known = present(fields), tensors.DTYPES.values()
     named = given.get("dtype", given.get("torch_dtype", param_dtype))
     plain = str(named).removeprefix("torch.")
-    plain = SPELLED.get(plain, plain)
     if plain not in known:
         raise ConvertError(
             f"field dtype or torch_dtype of config.json must be one of {', '.join(known)}, not {named!r}"

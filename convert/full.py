@@ -19,7 +19,9 @@ KIND_FIELD = "diffusion_kind"  # a field of our own
 PREFIX, plain_name, table = qwen2.PREFIX, qwen2.plain_name, qwen2.table  # of all its layouts
 # By model type: whose layout, the alignment, the class in the model's own code. The last one is
 # Open-dCoder, which is written as Dream.
-TYPES = columns("""
+RELEASES = {
+    kind: facts
+    for kind, *facts in columns("""
     llada      llada  own   LLaDAModelLM
     Dream      qwen2  next  DreamModel
     CoDA       qwen3  next  CoDALanguageModel
@@ -27,7 +29,7 @@ TYPES = columns("""
     a2d-qwen3  qwen3  own   A2DQwen3LMHeadModel
     qwen2      qwen2  next  Qwen2ForCausalLM
 """)
-RELEASES = {kind: facts for kind, *facts in TYPES}
+}
 LLADA, DREAM, CODA, A2D_QWEN2, A2D_QWEN3, _ = RELEASES
 MODEL_TYPES = (LLADA, DREAM, CODA)  # that are of no other family
 

@@ -293,8 +293,7 @@ def from_pieces(
 
 def _special(values: Json, vocab_size: int) -> tuple[TokenSpec, dict[str, str]]:
     """Special tokens, ends of turns and messages among them; texts by their names in templates."""
-    names = ("tokens", "model", "pre")
-    texts, model, pre = (values.get(f"tokenizer.ggml.{name}") for name in names)
+    texts, model, pre = (values.get(f"tokenizer.ggml.{x}") for x in ("tokens", "model", "pre"))
 
     def ids(name: str) -> list[int]:
         return token_ids(values, f"tokenizer.ggml.{name}_token_id", vocab_size)

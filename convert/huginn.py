@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,13 @@ from .fields import (
     Fields,
     built,
     check_fixed,
+    flag,
     parse_fields,
+    real,
     token_ids,
     token_spec,
     typed,
+    whole,
     write_config,
 )
 from .rope import check_rope, inverse_frequencies
@@ -39,23 +42,22 @@ FAMILY = "recurrent_depth"
 PREFIX = ""  # of exported names
 RAW = "_orig_mod._original_module."  # what names of the raw pre-training checkpoints begin with
 EMBEDDING, HEAD, ROPE = "transformer.wte.weight", "lm_head.weight", "freqs_cis"
-REMAT = {"per-iteration": "iteration", "none": "none"}
 
 FIELDS: Fields = {
-    "vocab_size": (("vocab_size", "padded_vocab_size"), int, None),
-    "width": (("n_embd", "hidden_size"), int, None),
-    "heads": (("n_heads", "num_attention_heads", "num_key_value_heads"), int, None),
-    "feed_forward": (("intermediate_size",), int, None),
-    "prelude_layers": (("n_layers_in_prelude",), int, None),
-    "core_layers": (("n_layers_in_recurrent_block",), int, None),
-    "coda_layers": (("n_layers_in_coda",), int, None),
-    "max_length": (("block_size",), int, None),
-    "rope_base": (("rope_base",), float, 50_000.0),
-    "norm_eps": (("norm_eps",), float, 1e-6),
-    "qk_bias": (("qk_bias",), bool, True),
-    "tie_embeddings": (("tie_embeddings", "tie_word_embeddings"), bool, True),
-    "mean_recurrence": (("mean_recurrence",), int, 32),
-    "mean_backprop_depth": (("mean_backprop_depth",), int, 8),
+    "vocab_size": whole("vocab_size", "padded_vocab_size"),
+    "width": whole("n_embd", "hidden_size"),
+    "heads": whole("n_heads", "num_attention_heads", "num_key_value_heads"),
+    "feed_forward": whole("intermediate_size"),
+    "prelude_layers": whole("n_layers_in_prelude"),
+    "core_layers": whole("n_layers_in_recurrent_block"),
+    "coda_layers": whole("n_layers_in_coda"),
+    "max_length": whole("block_size"),
+    "rope_base": real("rope_base", default=50_000.0),
+    "norm_eps": real("norm_eps", default=1e-6),
+    "qk_bias": flag("qk_bias", default=True),
+    "tie_embeddings": flag("tie_embeddings", "tie_word_embeddings", default=True),
+    "mean_recurrence": whole("mean_recurrence", default=32),
+    "mean_backprop_depth": whole("mean_backprop_depth", default=8),
 }
 
 # Fields that admit one value, because only that is implemented.
@@ -106,7 +108,7 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
 
 def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder."""
-    config = cast(RecurrentDepthConfig, model.config)
+    config: Any = model.config
     write_weights(folder, {**export_tree(model.params, table(config)), ROPE: rope_table(config)})
     write_config(folder, format_config(config), model.token_spec)
 
@@ -145,7 +147,8 @@ def table(config: RecurrentDepthConfig) -> Table:
 def parse_config(fields: Json) -> RecurrentDepthConfig:
     """Our config without the two types; errors as of `qwen2.parse_config`."""
     ours = parse_fields(fields, FIELDS)
-    ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
+    each = fields.get("activation_checkpoint_impl") == "per-iteration"
+    ours["remat"] = "iteration" if each else "none"
     config = built(RecurrentDepthConfig, ours)
     check_fixed(fields, FIXED | _derived(config))
     return config
@@ -160,8 +163,6 @@ def _derived(config: RecurrentDepthConfig) -> dict[str, Any]:
 def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
     """The official config fields, those derived from others included."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
-    if config.rope_base.is_integer():
-        fields["rope_base"] = int(config.rope_base)
     deviations = {
         "std": config.init_std,
         "embedding": config.init_std,

@@ -8,7 +8,7 @@ Lightning hold as well.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.models.denoiser import FREQUENCIES
@@ -32,9 +32,11 @@ from .fields import (
     built,
     check_fixed,
     parse_fields,
+    real,
     token_ids,
     token_spec,
     typed,
+    whole,
     write_config,
 )
 from .rope import check_rope, inverse_frequencies
@@ -48,13 +50,13 @@ PREFIX = "backbone."  # of exported names
 WRAPPERS = (PREFIX, "_orig_mod.")  # parts of names that wrapping a model adds, some of them twice
 
 FIELDS: Fields = {
-    "vocab_size": (("vocab_size",), int, 0),  # 0: as many as the embedding has rows
-    "max_length": (("model_length",), int, None),
-    "width": (("hidden_dim",), int, None),
-    "conditioning": (("cond_dim",), int, None),
-    "layers": (("n_blocks",), int, None),
-    "heads": (("n_heads",), int, None),
-    "dropout": (("dropout",), float, 0.1),
+    "vocab_size": whole("vocab_size", default=0),  # 0: as many as the embedding has rows
+    "max_length": whole("model_length"),
+    "width": whole("hidden_dim"),
+    "conditioning": whole("cond_dim"),
+    "layers": whole("n_blocks"),
+    "heads": whole("n_heads"),
+    "dropout": real("dropout", default=0.1),
 }
 # Names in a training config; the others are equal.
 NESTED = {"model_length": "length", "hidden_dim": "hidden_size"}
@@ -95,8 +97,9 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
             )
         model = read(torch_files.state_dict(archive, plain_name), fields, dtype)
         if weights == "ema":
-            order = parameter_order(cast(MaskedDiffusionConfig, model.config))
-            model = read(torch_files.averages(archive, order), fields, dtype)
+            config: Any = model.config
+            averages = torch_files.averages(archive, parameter_order(config))
+            model = read(averages, fields, dtype)
         yield model
 
 
@@ -117,7 +120,7 @@ def read(source: Source, fields: Json, dtype: str | None = None) -> Model:
 
 def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder."""
-    config = cast(MaskedDiffusionConfig, model.config)
+    config: Any = model.config
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
     rope = inverse_frequencies(config.head_dim, config.rope_base)
@@ -197,7 +200,7 @@ def flat(fields: Json) -> dict[str, Any]:
     if "model_type" in fields or not isinstance(model, dict):
         return dict(fields)
     kind = fields.get("parameterization")
-    if isinstance(kind, str) and kind != "subs":
+    if isinstance(kind, str) and kind != "subs":  # SDTT's is an object
         raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
     names = {
         NESTED.get(name, name): name for official, _, _ in FIELDS.values() for name in official
@@ -225,8 +228,9 @@ def parse_tokens(fields: Json, vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
-    bos, stop, pad, mask = (token_ids(fields, name, vocab_size) for name in names)
+    bos, stop, pad, mask = (
+        token_ids(fields, f"{name}_token_id", vocab_size) for name in ("bos", "eos", "pad", "mask")
+    )
     if not mask and vocab_size in TOKENS:
         return TOKENS[vocab_size]
     return token_spec(bos, stop, [*pad, *stop], [*mask, vocab_size - 1], "own")

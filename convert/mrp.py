@@ -20,12 +20,12 @@ from .engine import (
     rows_of,
     table_shapes,
 )
-from .fields import Fields, built, check_fixed, parse_fields
+from .fields import Fields, built, check_fixed, parse_fields, whole
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
 
 LAYERS = "num_nextn_predict_layers"
-FIELDS: Fields = {"layers": ((LAYERS,), int, None)}
+FIELDS: Fields = {"layers": whole(LAYERS)}
 FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 
 

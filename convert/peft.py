@@ -71,8 +71,6 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
         )
     stored = open_tensors(file)
     tensors = {rename(name.removeprefix(HOLDER)): tensor for name, tensor in stored.items()}
-    if len(tensors) < len(stored):
-        raise ConvertError(f"{folder} has a tensor under two names")
     if not allow_nonfinite:
         tensors = {name: finite(name, tensor) for name, tensor in tensors.items()}
     axes, modules = _modules(config)
@@ -81,7 +79,9 @@ def read(folder: Path, config: ModelConfig, allow_nonfinite: bool = False) -> di
     for module, rows in modules.items():
         a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
         if a in tensors or b in tensors:
-            rank, scale = _rank_and_scale(fields, ranks, scales, module)
+            rank = _number(fields, "r", int, ranks, module)
+            scale = _number(fields, "lora_alpha", float, scales, module)
+            scale /= rank**0.5 if fields.get("use_rslora") else rank
             out, wide = rows[0][1].stored_shape(axes)
             shapes |= {a: (rank, wide), b: (out, rank)}
             for path, row in rows:
@@ -194,15 +194,11 @@ def _patterns(fields: Json, name: str) -> list[tuple[str, Any]]:
     ]
 
 
-def _rank_and_scale(fields: Json, ranks: Any, scales: Any, module: str) -> tuple[int, float]:
-    """r and s of a module, by the first pattern that its name ends with, or the adapter's."""
-    numbers: list[Any] = []
-    for name, ends, kind in (("r", ranks, int), ("lora_alpha", scales, float)):
-        value: Any = next((n for end, n in ends if f"^.{module}".endswith(end)), fields.get(name))
-        if not matches(value, kind) or not 0 < value < LARGEST:
-            raise ConvertError(
-                f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r:.99}"
-            )
-        numbers.append(value)
-    rank, alpha = numbers
-    return rank, alpha / (rank**0.5 if fields.get("use_rslora") else rank)
+def _number(fields: Json, name: str, kind: type, patterns: Any, module: str) -> Any:
+    """A module's number of that field: of the first pattern that its name ends with, or all's."""
+    value: Any = next((n for end, n in patterns if f"^.{module}".endswith(end)), fields.get(name))
+    if not matches(value, kind) or not 0 < value < LARGEST:
+        raise ConvertError(
+            f"field {name} of {ADAPTER_CONFIG} must be a number above 0, not {value!r:.99}"
+        )
+    return value

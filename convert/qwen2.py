@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,12 +40,15 @@ from .fields import (
     Fields,
     built,
     check_fixed,
+    flag,
     format_tokens,
     parse_fields,
     present,
+    real,
     token_ids,
     token_spec,
     typed,
+    whole,
     write_json,
 )
 from .weights import plain_name as plain_name  # as the other modules have one
@@ -63,19 +66,19 @@ AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
 QWEN3_HEAD_DIM = 128  # where config.json of these does not give it; the others split the width
 
 FIELDS: Fields = {
-    "vocab_size": (("vocab_size",), int, None),
-    "width": (("hidden_size",), int, None),
-    "layers": (("num_hidden_layers",), int, None),
-    "heads": (("num_attention_heads",), int, None),
-    "kv_heads": (("num_key_value_heads",), int, 0),  # 0: as many as query heads
-    "feed_forward": (("intermediate_size",), int, None),
-    "head_channels": (("head_dim",), int, 0),
-    "max_length": (("max_position_embeddings",), int, None),
-    "rope_base": (("rope_theta", "rope_theta in rope_parameters"), float, 10_000.0),
-    "norm_eps": (("rms_norm_eps",), float, 1e-6),
-    "qkv_bias": (("attention_bias",), bool, False),  # but for Qwen2, of attention's output too
-    "mlp_bias": (("mlp_bias",), bool, False),
-    "tie_embeddings": (("tie_word_embeddings",), bool, False),
+    "vocab_size": whole("vocab_size"),
+    "width": whole("hidden_size"),
+    "layers": whole("num_hidden_layers"),
+    "heads": whole("num_attention_heads"),
+    "kv_heads": whole("num_key_value_heads", default=0),  # 0: as many as query heads
+    "feed_forward": whole("intermediate_size"),
+    "head_channels": whole("head_dim", default=0),
+    "max_length": whole("max_position_embeddings"),
+    "rope_base": real("rope_theta", "rope_theta in rope_parameters", default=10_000.0),
+    "norm_eps": real("rms_norm_eps", default=1e-6),
+    "qkv_bias": flag("attention_bias"),  # but for Qwen2, of attention's output too
+    "mlp_bias": flag("mlp_bias"),
+    "tie_embeddings": flag("tie_word_embeddings"),
 }
 
 # Fields that admit one value, because only that is implemented.
@@ -112,19 +115,18 @@ BLOCK = {
     """,
 }
 SLIDING: Fields = {
-    "on": (("use_sliding_window",), bool, False),
-    "window": (("sliding_window",), int, 4096),
-    "first": (("max_window_layers",), int, 28),
+    "on": flag("use_sliding_window"),
+    "window": whole("sliding_window", default=4096),
+    "first": whole("max_window_layers", default=28),
 }
 MOST_TYPES = 10_000  # layers among which a pattern is sought
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
-NUMBERS = "factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale "
-NUMBERS += "mscale_all_dim"
+NUMBERS = "factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim"
 SCALING: Fields = {
-    **{name: ((name,), float, 0.0) for name in NUMBERS.split()},
-    "original": ((ORIGINAL, f"{ORIGINAL} of config.json"), int, 0),
-    "truncate": (("truncate",), bool, True),
+    **{name: real(name, default=0.0) for name in NUMBERS.split()},
+    "original": whole(ORIGINAL, f"{ORIGINAL} of config.json", default=0),
+    "truncate": flag("truncate", default=True),
 }
 UNSCALED = ("linear", "dynamic")  # kinds whose original length is max_position_embeddings
 # Other keys beside those of SCALING; the last one changes nothing.
@@ -181,14 +183,15 @@ def write(folder: Path, model: Model) -> None:
         raise ConvertError(
             f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}"
         )
-    write_layout(folder, model, model_type(cast(CausalConfig, model.config)), {}, {})
+    config: Any = model.config
+    write_layout(folder, model, model_type(config), {}, {})
 
 
 def write_layout(
     folder: Path, model: Model, kind: str, more: Json, further: Mapping[str, Lazy]
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields and `further` tensors."""
-    config = cast(TransformerConfig, model.config)
+    config: Any = model.config
     check_layout(config, kind)
     zero = np.zeros(config.width, config.param_dtype)
     zeros = {} if config.out_bias else dict.fromkeys(_out_biases(config, kind), zero)
@@ -264,8 +267,9 @@ def check_layout(config: TransformerConfig, kind: str) -> None:
         "rope_scaling": config.rope_scaling and kind == llada.LLADA,
         "head_channels": config.head_dim * config.heads != config.width and kind == llada.LLADA,
     }
-    for field in (field for field, value in wrong.items() if value):
-        raise ConvertError(f"config.json of a {kind} has no place for {field} of this model")
+    for field, value in wrong.items():
+        if value:
+            raise ConvertError(f"config.json of a {kind} has no place for {field} of this model")
 
 
 def parse_config(fields: Json, cls: type[AnyTransformer], **more: Any) -> AnyTransformer:
@@ -331,8 +335,8 @@ def _sliding(fields: Json, layers: int) -> dict[str, Any]:
 
 def _rope(fields: Json) -> dict[str, Any]:
     """The fields of rotary positions, perhaps of each layer type. Raises ConvertError."""
-    named = (fields.get(name) for name in ("rope_parameters", "rope_scaling"))
-    parts = [part for part in named if part is not None]
+    names = ("rope_parameters", "rope_scaling")
+    parts = [fields[name] for name in names if fields.get(name) is not None]
     if all(isinstance(part, dict) for part in parts):
         by_type = ([part[k] for k in LAYER_TYPES if part.get(k)] or [part] for part in parts)
         parts = [part for group in by_type for part in group]

@@ -15,7 +15,6 @@ def inverse_frequencies(channels: int, base: float) -> np.ndarray:
 
 def check_rope(source: Source, name: str, ours: np.ndarray, base: float, **tolerance: Any) -> None:
     """Refuses a stored buffer, where there is one, that differs from ours by more than rounding."""
-    if name not in source.tensors:
-        return
-    if not np.allclose(source.read(name).astype(np.float32), ours, **tolerance):
+    stored = source.read(name).astype(np.float32) if name in source.tensors else ours
+    if not np.allclose(stored, ours, **tolerance):
         raise ConvertError(f"tensor {name} contradicts rotary positions of base {base:g}")

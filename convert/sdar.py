@@ -4,17 +4,16 @@ The published config.json of SDAR and of a2d-qwen3 names neither block length no
 caller may. A folder of SDAR may hold a residual head beside its backbone.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.store.model import Model
 
 from . import mrp, qwen2
 from .engine import ConvertError, Json, Source, parted
-from .fields import parse_fields
+from .fields import built, parse_fields, whole
 from .words import mask_of
 
 FAMILY = "block_diffusion"
@@ -55,17 +54,17 @@ def read(
         config.json says, or else "start".
     """
     named, _, _, *usual = RELEASES[fields["model_type"]]
-    layout = {"model_type": named}
     config = parse_config(fields, block, origin)
     tokens = parse_tokens(source.folder, fields, config.vocab_size, mask, alignment, usual, words)
     backbone, head = parted(source, mrp.PREFIX)
-    params, config = qwen2.read_params(backbone, {**fields, **layout}, config, dtype)
+    params, config = qwen2.read_params(backbone, {**fields, "model_type": named}, config, dtype)
     return Model(config, params, tokens, head=mrp.read(head, fields, config, dtype))
 
 
 def write(folder: Path, model: Model) -> None:
     """Writes a Hugging Face folder but for the tokenizer's files."""
-    config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
+    config: Any = model.config
+    alignment = model.token_spec.alignment
     kind = SDAR if config.qk_norm else FAST
     layout, of_block, _, _, usual = RELEASES[kind]
     if model.token_spec.mask is None or (
@@ -75,8 +74,8 @@ def write(folder: Path, model: Model) -> None:
             f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
             f"with biases in place of norms, that of {FAST}"
         )
-    more: dict[str, Any] = {of_block: config.block, "model_type": kind}
-    more["architectures"] = [f"{'SDAR' if kind == SDAR else FAST}ForCausalLM"]
+    architecture = f"{'SDAR' if kind == SDAR else FAST}ForCausalLM"
+    more: Any = {of_block: config.block, "model_type": kind, "architectures": [architecture]}
     if alignment != usual:
         more[ALIGNMENT] = alignment
     if config.origin != "start":
@@ -92,7 +91,7 @@ def parse_config(
 ) -> BlockDiffusionConfig:
     """The shape but for the two types; errors as of `qwen2.parse_config`, and for block lengths."""
     layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
-    named = parse_fields(fields, {"block": ((of_block,), int, usual)})
+    named = parse_fields(fields, {"block": whole(of_block, default=usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
     more["origin"] = origin or fields.get(ORIGIN, "start")
     lengths = fields.get(LENGTHS)
@@ -131,9 +130,5 @@ def parse_tokens(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with "
             "paradec import --mask, unless this is a causal model, which has none"
         )
-    alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
-    if alignment not in ("own", "next"):
-        raise ConvertError(
-            f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}"
-        )
-    return dataclasses.replace(tokens, mask=mask, alignment=alignment)
+    alignment = alignment or fields.get(ALIGNMENT, usual_alignment)
+    return built(TokenSpec, vars(tokens) | {"mask": mask, ALIGNMENT: alignment})

@@ -36,11 +36,7 @@ def record(folder: Path) -> dict[str, np.ndarray]:
       ConvertError: when PyTorch or transformers is not installed, the code is missing, or it fails.
     """
     fields = read_json(folder / "config.json")
-    if fields.get("model_type") in (
-        *mdlm.MODEL_TYPES,
-        *sdar.MODEL_TYPES,
-        *full.MODEL_TYPES,
-    ):
+    if fields.get("model_type") in (*mdlm.MODEL_TYPES, *sdar.MODEL_TYPES, *full.MODEL_TYPES):
         raise ConvertError(f"the model code of {folder} is not run; use --logits FILE instead")
     known = fields.get("model_type") in MODEL_TYPES
     if not known and "auto_map" not in fields:
@@ -63,13 +59,12 @@ def _child(folder: str, out: str, known: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"trust_remote_code": True}
-    if known == "True":
-        options = {"attn_implementation": "eager"}
+    own: dict[str, Any] = {"trust_remote_code": True}
+    options = {"attn_implementation": "eager"} if known == "True" else own
     model = AutoModelForCausalLM.from_pretrained(folder, **options).float().eval()
     rng = np.random.default_rng(0)
-    vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the recurrent release
-    tokens = rng.integers(0, vocabulary, (BATCH, LENGTH))
+    # no special tokens of the recurrent release
+    tokens = rng.integers(0, min(model.config.vocab_size, 65_504), (BATCH, LENGTH))
     arrays: dict[str, np.ndarray] = {"input_ids": tokens}
     of_step: dict[str, dict[str, Any]] = {"logits": {}}
     if known != "True":

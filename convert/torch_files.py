@@ -51,9 +51,8 @@ STORAGES = {  # by their names in PyTorch
 MOST_STEPS = 10**6
 NAMES = ["GLOBAL", "STACK_GLOBAL", "INST"]
 TUPLES = ["TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"]
-KEPT = (
-    2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
-)
+# Storages: rows of a tensor, or tensors that share one, are often read one after the other.
+KEPT = 2
 
 
 class Storage(NamedTuple):
@@ -252,9 +251,10 @@ def named_tensors(
             raise ConvertError(
                 f"{archive.path} holds {name!r:.60} among its weights, which is not a named tensor"
             )
-        if rename(name) in tensors:
-            raise ConvertError(f"tensor {rename(name)} occurs twice in {archive.path}")
-        tensors[rename(name)] = archive.stored(tensor)
+        plain = rename(name)
+        if plain in tensors:
+            raise ConvertError(f"tensor {plain} occurs twice in {archive.path}")
+        tensors[plain] = archive.stored(tensor)
     return tensors
 
 
@@ -290,13 +290,13 @@ def hyper_parameters(archive: Archive) -> dict[str, Any]:
     {} where the checkpoint holds none.
     """
     settings = _mapping(_part(archive.tree, "hyper_parameters")) or {}
-    fields: dict[str, Any] = {}
-    for name, node in (_mapping(settings.get("config")) or settings).items():
+
+    def plain(node: Any) -> Any:
         inner = _mapping(node)
-        fields[name] = _value(node)
-        if inner is not None:
-            fields[name] = {key: _value(one) for key, one in inner.items()}
-    return fields
+        return _value(node) if inner is None else {k: _value(one) for k, one in inner.items()}
+
+    nodes = _mapping(settings.get("config")) or settings
+    return {name: plain(node) for name, node in nodes.items()}
 
 
 def _part(node: Any, name: str) -> Any:

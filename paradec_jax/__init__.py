@@ -15,8 +15,8 @@ from paradec_jax.decode import *  # noqa: F403  (whose names are listed there)
 from paradec_jax.families import PRESETS
 from paradec_jax.generate import Generation, generate
 from paradec_jax.infill import infill
-from paradec_jax.sharding.layout import layout, row_shardings, shardings
-from paradec_jax.sharding.mesh import make_mesh
+from paradec_jax.sharding.layout import layout, shardings
+from paradec_jax.sharding.mesh import make_mesh, row_shardings
 from paradec_jax.store import Model, StoreError, load, save
 from paradec_jax.text.tokenizer import Tokenizer
 

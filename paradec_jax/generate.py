@@ -355,11 +355,11 @@ def bind(
         if getattr(decoder, name) is None:
             part = getattr(model, name).network
             decoder = dataclasses.replace(decoder, **{name: part})
-    network = model.network if decoder.network is None else decoder.network
+    network = decoder.network or model.network
     if not decoder.windowed:
-        needed = size if needed is None else needed
+        needed = needed or size
         if needed > network.max_length:
-            what = f"{needed} positions are needed" if what is None else what
+            what = what or f"{needed} positions are needed"
             raise ValueError(
                 f"{what}, more than the {network.max_length} positions the model was built for"
             )
@@ -426,12 +426,13 @@ def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
     Raises:
       ValueError: a seed that is no whole number of 64 bits.
     """
-    words = seed_words(seed)
-    digests = [
-        hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts
-    ]
-    marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    return _keys_of_samples(words, marks, np.arange(samples, dtype=np.uint32))
+    marks = np.asarray([mark_of(np.asarray(ids, "<i4").tobytes()) for ids in prompts], np.uint32)
+    return _keys_of_samples(seed_words(seed), marks, np.arange(samples, dtype=np.uint32))
+
+
+def mark_of(data: bytes) -> int:
+    """A number of 32 bits that equal bytes share."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
 
 
 @jax.jit

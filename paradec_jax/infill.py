@@ -22,12 +22,13 @@ from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
 
 AFTER_GAP = "\n"  # stands for the unknown text of a gap
+Pieces = Sequence[str | int] | Sequence[Sequence[str | int]]
 MOST_GAP = 2**20  # tokens; each is an entry of a list before the model's own limit is looked at
 
 
 def infill(
     model: Model,
-    pieces: Sequence[str | int] | Sequence[Sequence[str | int]],
+    pieces: Pieces,
     decoder: DecoderBase | None = None,
     *,
     knobs: Any = None,
@@ -55,7 +56,7 @@ def infill(
       ValueError: no gap, a gap below 1, a text too long for the model, no tokenizer, or a decoder
         that appends.
     """
-    decoder = choose(model.family, model.decoder).decoder if decoder is None else decoder
+    decoder = decoder or choose(model.family, model.decoder).decoder
     task = infill_task(
         model, pieces, decoder, seed=seed, samples=samples, log_probs=log_probs, mesh=mesh
     )
@@ -64,7 +65,7 @@ def infill(
 
 def infill_task(
     model: Model,
-    pieces: Sequence[str | int] | Sequence[Sequence[str | int]],
+    pieces: Pieces,
     decoder: DecoderBase,
     *,
     seed: int = 0,

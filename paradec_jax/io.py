@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+AnyPath = str | os.PathLike[str]  # of a file or folder
 HOLDER = ".holder"  # of a folder that one process at a time writes to (`hold`)
 MOST_CHARACTERS = 290  # of a sentence about wrong input; commands put their name before it
 # What input that is wrong may raise: errors of ours, and what no check of ours foresaw.
@@ -36,7 +37,7 @@ def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str
     return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
-def regular(path: str | os.PathLike[str]) -> Path:
+def regular(path: AnyPath) -> Path:
     """The path of a regular file, or of a link to one, which can be opened without waiting for a
     writer.
 
@@ -90,7 +91,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: AnyPath, *strings: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file of JSON lines, one at a time, each after the number of its line, which
     counts from 1.
 
@@ -148,7 +149,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+def atomic_write_text(path: AnyPath, text: str) -> None:
     """Writes a file of UTF-8 text, whole or not at all, in the place of one that is there
     (`replacing`).
     """

@@ -17,16 +17,16 @@ OUT = Path(__file__).parents[1] / "experiments" / "systems" / "results" / "clust
 COLUMNS = ("part", "what", "cases", "held")
 
 
-def count(record_property: Any, part: str, what: str, cases: int, held: int, **more: Any) -> None:
+def count(record_property, part: str, what: str, cases: int, held: int, **more):
     record_property("cluster", {"part": part, "what": what, "cases": cases, "held": held, **more})
     assert cases == held > 0
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--counts", type=Path, default=OUT, help="where the counts go as JSON")
 
 
-def rows_of(reporter: Any) -> list[dict[str, Any]]:
+def rows_of(reporter) -> list[dict[str, Any]]:
     """The rows of all tests, each with the outcome of its test."""
     reports = [
         report
@@ -65,7 +65,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     rows = rows_of(terminalreporter)
     if not rows:
         return

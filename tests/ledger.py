@@ -66,7 +66,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def digest(value: Any) -> str:
+def digest(value) -> str:
     """A short digest of JSON values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -136,7 +136,7 @@ def watched() -> Iterator[list[float]]:
     gaps: list[float] = []
 
     def noted(logits: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(network: Any, params: Any, hidden: Any) -> Any:
+        def wrapper(network, params, hidden):
             scores = logits(network, params, hidden)
             best = jax.lax.top_k(scores.astype(jnp.float32), 2)[0]
             jax.debug.callback(
@@ -159,7 +159,7 @@ def watched() -> Iterator[list[float]]:
 # The two commands
 
 
-def write(root: Path, parts: list[str], out: Path) -> None:
+def write(root: Path, parts: list[str], out: Path):
     """Writes the parts; those of an earlier call in the same file stay."""
     ledger = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     os.chdir(root)

@@ -160,6 +160,15 @@ OBJECTIVES = {
         losses.BoundRules(Schedule("ratio"), Times("plain"), cart=0.3),
         batch=denoiser_batch,
     ),
+    "forcing": on(
+        stubs.tiny_full,
+        stubs.tiny_full_params,
+        losses.forcing_loss,
+        SHIFTED,
+        losses.ForcingRules(3, certainty=0.5),
+        batch=denoiser_batch,
+        frozen=functools.partial(stubs.tiny_full_params, 1),
+    ),
     "self-distillation": denoiser(
         losses.self_distillation_loss,
         MASKED,
@@ -218,7 +227,7 @@ def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
 
 
-DENOISERS = ("masked diffusion", "full attention", "self-distillation")
+DENOISERS = ("masked diffusion", "full attention", "self-distillation", "forcing")
 # Denoisers read every position, the answers of "stepwise" are the last ones, and the states that
 # are drawn in "recurrent consistency" belong to places of the whole sequence.
 PADDED = [
@@ -255,7 +264,7 @@ def fixed_noise(name: str, seed: int) -> dict[str, np.ndarray]:
     if name in DENOISERS[:2]:
         uniforms = rng.random((ROWS, LENGTH), np.float32)
         return {"time_uniforms": rng.random(ROWS, np.float32), "mask_uniforms": uniforms}
-    if name in ("block diffusion", "residual"):
+    if name in ("block diffusion", "residual", "forcing"):
         hidden = rng.random((ROWS, LENGTH)) < 0.7
         found = {"hidden": hidden, "probability": np.full((ROWS, LENGTH), 0.7, np.float32)}
         return found | (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-def slow(*values: Any) -> Any:
+def slow(*values):
     """Values of a test that is slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -19,7 +19,7 @@ def peers(*packages: str) -> Callable[[Any], Any]:
     return lambda test: pytest.mark.peers(skipped(test))
 
 
-def over(names: Iterable[Any], seldom: Collection[Any] = (), argument: str = "name") -> Any:
+def over(names: Iterable[Any], seldom: Collection[Any] = (), argument: str = "name"):
     """A test of each of these names, slow for those that are tested seldom.
 
     Args:

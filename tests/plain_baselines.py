@@ -11,7 +11,7 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 Count = tuple[int, ...]  # calls, positions, and what the networks declare
 
 
-def keep(pool: dict, ngram: list[int], places: int) -> None:
+def keep(pool: dict, ngram: list[int], places: int):
     """Puts an n-gram at the end of its key's list; the oldest goes where there are too many."""
     entries = pool.setdefault(ngram[0], [])
     if tuple(ngram[1:]) in entries:

@@ -63,6 +63,20 @@ def block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Cou
     return calls, positions
 
 
+def flight_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token, from left to right: two blocks in flight and those that are stored, of which
+    another one is begun once one position of the last one is shown.
+    """
+    block, limit, start, count = options["block"], prompt + new, prompt // options["block"], 1
+    calls, positions = 1, (start + 1) * block
+    for length in range(prompt + 1, limit):
+        ready, last = length // block - start, (start + count - 1) * block
+        count += length > last and last + block < limit and count - ready < 2
+        calls, positions = calls + 1, positions + block * count
+        start, count = start + ready, count - ready
+    return calls, positions
+
+
 def verified_block_count(options: dict, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """Two calls a block, whose drafts are all right: a draft, which stores the block before, and a
     verification of twice the block's positions.

@@ -63,7 +63,7 @@ class PlainJacobi:
     blocks: int = 1
     spawn: float = 0.5
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.candidates = self.candidates or 1 + self.pool
         self.width = self.block * self.blocks
         first, *draft = self.predict(self.prompt, self.guesses(self.prompt))
@@ -78,7 +78,7 @@ class PlainJacobi:
         numbers = self.uniforms[len(text) : len(text) + self.width - 1]
         return [text[int(number * np.float32(len(text)))] for number in numbers]
 
-    def move_end(self, agreed: int) -> None:
+    def move_end(self, agreed: int):
         """The window follows the text; `agreed` tokens of the newest block are settled."""
         start, newest = len(self.prompt), len(self.text) - 1
         if self.running:
@@ -103,7 +103,7 @@ class PlainJacobi:
             self.width if spawned else self.block
         )
 
-    def step(self) -> None:
+    def step(self):
         """Verifies every candidate, commits the longest agreement, and makes the next ones."""
         outcomes = [self.predict(self.text, draft) for draft in self.drafts]
         self.calls, self.positions = self.calls + 1, self.positions + self.fed()

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +34,13 @@ class Recital(CachedStub):
     recurrence: int = 3
     counters: tuple[str, ...] = ("recurrences",)
 
-    def forward(
-        self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None
-    ) -> Any:
+    def forward(self, params, inputs, positions, prefix=None, mask=None):
         window = TokenKV(inputs, positions)
         return Forward(
             positions[..., None].astype(jnp.float32), window, {"recurrences": self.recurrence}
         )
 
-    def logits(self, params: Any, hidden: Any) -> Any:
+    def logits(self, params, hidden):
         if self.flat:
             few = (jnp.arange(self.vocab_size) >= 40) & (jnp.arange(self.vocab_size) < 60)
             return jnp.broadcast_to(

@@ -5,7 +5,6 @@ of all share.
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -40,14 +39,14 @@ def part_of(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]
     }
 
 
-def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
+def exported(table, config, tree) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, by the names and in the layout of the original program."""
     tensors = export_tree(jax.tree.map(np.asarray, tree), table.table(config))
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def call(owner: Any, method: str, *arguments: Any):
+def call(owner, method: str, *arguments):
     """A method of a network or a decoder, compiled."""
     return getattr(owner, method)(*arguments)
 
@@ -58,15 +57,13 @@ def step_of(objective: Objective):
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
-def graded(objective: Objective, params: Any, frozen: Any, batch: Any):
+def graded(objective: Objective, params, frozen, batch):
     """Loss, metrics and gradients of a batch."""
     (loss, metrics), grads = step_of(objective)(params, frozen, batch, jax.random.key(0))
     return float(loss), metrics, jax.tree.map(np.asarray, grads)
 
 
-def assert_gradients(
-    tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float
-) -> None:
+def assert_gradients(tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float):
     """The norm of each parameter's gradient, `gradnorm.NAME`, and some gradients, `grad.NAME`."""
     norms = part_of(case, "gradnorm.")
     assert norms.keys() == tensors.keys()
@@ -76,7 +73,7 @@ def assert_gradients(
         assert_close(tensors[parameter], want, tolerance * float(np.abs(want).max()))
 
 
-def assert_close(got, want, tolerance: float) -> None:
+def assert_close(got, want, tolerance: float):
     assert got.shape == want.shape
     error = np.max(np.abs(np.asarray(got, np.float64) - want))
     assert error <= tolerance, f"largest absolute difference {error:.2e}"

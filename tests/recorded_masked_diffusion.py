@@ -28,14 +28,14 @@ def student():
     return jax.tree.map(lambda leaf: leaf * STUDENT, model()[1])
 
 
-def assert_log_probs(got, want: np.ndarray) -> None:
+def assert_log_probs(got, want: np.ndarray):
     """Log-probabilities are those recorded; of the mask near -1e6, which float32 knows to 1/16."""
     others = np.arange(want.shape[-1]) != model()[2].mask
     assert_close(got[..., others], want[..., others], 1e-4)
     assert_close(got[..., ~others], want[..., ~others], 0.13)
 
 
-def assert_gradients(grads, want: dict[str, np.ndarray]) -> None:
+def assert_gradients(grads, want: dict[str, np.ndarray]):
     """The norm of each parameter's gradient in the original order, of all together, and some
     gradients.
     """

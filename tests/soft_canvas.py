@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 
-def arguments(
-    params: Any, knobs: dict[str, Any], text: list[int], shift: float = 0.1
-) -> dict[str, Any]:
+def arguments(params, knobs: dict[str, Any], text: list[int], shift: float = 0.1) -> dict[str, Any]:
     """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
     return {
         "knobs": {name: jnp.asarray(value, jnp.float64) for name, value in knobs.items()},
@@ -41,9 +39,7 @@ def directions(at: dict[str, Any], given: list[bool]) -> Iterator[tuple[str, Any
         yield f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(wave)}
 
 
-def check_differences(
-    function: Any, at: Any, given: list[bool], gradient: Any, discrete: Any
-) -> None:
+def check_differences(function, at, given: list[bool], gradient, discrete):
     """Compares a gradient with differences of a compiled function, whose first events may not
     change.
     """

@@ -30,7 +30,7 @@ def compiled() -> Iterator[list[str]]:
     """Names of the programs that are compiled, or found in the cache on disk, inside."""
     names = []
 
-    def listen(event: str, seconds: float, **facts: str) -> None:
+    def listen(event: str, seconds: float, **facts: str):
         if event == "/jax/core/compile/backend_compile_duration":
             names.append(facts["fun_name"].removeprefix("jit(").removesuffix(")"))
 

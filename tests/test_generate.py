@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from recital import CONFIG, Recital, recite
@@ -11,7 +10,7 @@ from stubs.tiny import ones
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.decode.machine import drive
-from paradec_jax.generate import continuation_task, row_keys
+from paradec_jax.generate import continuation_task
 from paradec_jax.store import Model
 from paradec_jax.text.tokenizer import Tokenizer
 
@@ -64,12 +63,6 @@ def test_samples_draw_apart_and_the_same_in_any_batch(model):
     assert ids(["Ben"], 2).tokens == both.tokens[3:5]
     assert ids(["Ben", "Ana"], 3).tokens == both.tokens[3:] + both.tokens[:3]
     assert ids(["Ben"], 2, seed=1).tokens != both.tokens[3:5]
-
-
-def test_row_keys_are_functions_of_prompt_and_sample():
-    keys = jax.random.key_data(row_keys([[1, 2], [1, 3], [1, 2]], 0, 2))
-    assert len(np.unique(np.asarray(keys), axis=0)) == 4
-    np.testing.assert_array_equal(keys[:2], keys[4:])
 
 
 STORY = "Ana has 12 apples.\nBen has 7 apples.\n#### 19"

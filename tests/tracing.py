@@ -11,7 +11,7 @@ def nothing_is_traced(kind: type) -> Iterator[None]:
     `step`.
     """
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(*args: object, **kwargs: object):
         raise AssertionError(f"{kind.__name__} is traced again")
 
     with mock.patch.object(kind, "init", refuse), mock.patch.object(kind, "step", refuse):

@@ -41,9 +41,10 @@ import tyro
 
 from experiments.common.command import alone
 from experiments.common.command import run as run_command
+from experiments.common.known import KnownLaw
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
-from experiments.masked_diffusion.markov import Chain, ChainDenoiser
+from experiments.masked_diffusion.markov import Chain
 from experiments.masked_diffusion.markov_train import (
     NAMES,
     OWN,
@@ -316,7 +317,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         if (done := distilled(name, options.folder, until)) is None:
             return  # the minutes are over
         runs[name] = done
-    perfect, sweeps, tempered = Writer(PERFECT, ChainDenoiser(chain), None, chain.digest), {}, []
+    perfect, sweeps, tempered = Writer(PERFECT, KnownLaw(chain), None, chain.digest), {}, []
     measured: dict[tuple[str, int], Measured] = {}
     for steps in options.steps:
         temperatures = (1.0, *options.temperatures)

@@ -39,7 +39,8 @@ from jax import lax
 from jaxtyping import Array, Float, Float64, Int
 from scipy.special import log_softmax, logsumexp
 
-from experiments.masked_diffusion.markov import Chain, ChainDenoiser
+from experiments.common.known import KnownLaw
+from experiments.masked_diffusion.markov import Chain
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.evaluate.intervals import Z95
@@ -141,7 +142,7 @@ def log_law_between(
     Returns:
       Lower and upper ends in nats, [N] each.
     """
-    rng, perfect = np.random.default_rng(seed), ChainDenoiser(chain)
+    rng, perfect = np.random.default_rng(seed), KnownLaw(chain)
     law, proposed = [], []
     for some in _chunks(texts):
         known = _known(chain, some, temperature) / steps

@@ -7,7 +7,13 @@ are the draws that take the place of the keys.
 from experiments.replicas.adaptive import ReleasedAdaptive
 from experiments.replicas.block_diffusion import ReleasedDenoising
 from experiments.replicas.blocks import RecordedBlocks
-from experiments.replicas.full_attention import RecordedCanvas, ReleasedCanvas, ReplayedPlanned
+from experiments.replicas.full_attention import (
+    RecordedCanvas,
+    ReleasedCanvas,
+    ReplayedFlight,
+    ReplayedPlanned,
+)
+from experiments.replicas.in_flight import ReleasedForcing
 from experiments.replicas.jacobi import ReleasedJacobi
 from experiments.replicas.lookahead import ReleasedLookahead
 from experiments.replicas.masked import ReleasedMasked
@@ -32,6 +38,7 @@ __all__ = [
     "ReleasedAdaptive",
     "ReleasedCanvas",
     "ReleasedDenoising",
+    "ReleasedForcing",
     "ReleasedJacobi",
     "ReleasedLookahead",
     "ReleasedMasked",
@@ -43,5 +50,6 @@ __all__ = [
     "ReleasedVerified",
     "ReleasedVeto",
     "ReleasedWavefront",
+    "ReplayedFlight",
     "ReplayedPlanned",
 ]

@@ -11,31 +11,33 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import Planned, SemiAutoregressive
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, RecordedOrders
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import NETWORK_CALLS, Rows
+from paradec_jax.decode import MultiBlock, Planned, SemiAutoregressive
+from paradec_jax.decode.canvas import CanvasDecoder, CanvasState
+from paradec_jax.decode.machine import NETWORK_CALLS, DecoderBase, RecordedDraws, Request, Rows
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf
 from paradec_jax.decode.rules.windows import window
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RecordedCanvas(RecordedOrders):
+class RecordedCanvas(RecordedDraws):
     """Recorded numbers of every call, each row's own.
 
     Attributes:
+      orders: what orders positions: where orders are random, the scores; else uniform numbers,
+        [B, T, S].
       races: u of `argmax exp(z) / (-log u)^T`, [B, T, S, V].
       samples: u of the first token whose cumulative probability exceeds it, after the filters,
         [B, T, S].
     """
 
+    orders: Float[Array, "B T S"] | None = None
     races: Float[Array, "B T S V"] | None = None
     samples: Float[Array, "B T S"] | None = None
     per_row: ClassVar[tuple[str, ...]] = ("orders", "races", "samples")
 
 
-class Replayed(CanvasDecoder):
+class Replayed(DecoderBase):
     """A decoder that draws its tokens from recorded numbers, where there are any."""
 
     def sample(
@@ -48,27 +50,40 @@ class Replayed(CanvasDecoder):
         before: Any = None,
     ) -> Int[Array, "B W"]:
         """The token at each position of the current call."""
-        recorded: Any = rows.recorded
-
-        def numbers(name: str) -> Array | None:
-            given = getattr(recorded, name, None)
-            if given is None:
-                return None
-            call = rows.counts[NETWORK_CALLS] - 1
-            of_call = jax.vmap(lambda x, t: lax.dynamic_index_in_dim(x, t, 0, False))(given, call)
-            return jax.vmap(lambda x, at: jnp.take(x, at, axis=0, mode="clip"))(of_call, positions)
-
-        if (race := numbers("races")) is not None:
+        if (race := recorded("races", rows, positions)) is not None:
             noisy = logits - knobs.temperature * jnp.log(-jnp.log(race))
             return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
-        if (uniform := numbers("samples")) is not None:
+        if (uniform := recorded("samples", rows, positions)) is not None:
             probs = filtered_probabilities(logits, knobs, top_p_rule=self.top_p_rule)
             return inverse_cdf(probs, uniform)
         return super().sample(logits, positions, rows, knobs, step, before)
 
 
-class ReplayedPlanned(Replayed, Planned):
+class ReplayedCanvas(Replayed, CanvasDecoder):
+    """And what orders positions, too."""
+
+    def numbers(self, state: CanvasState, positions: Int[Array, "B W"]) -> Float[Array, "B W"]:
+        """What orders positions of the current call."""
+        orders = recorded("orders", state.rows, positions)
+        return super().numbers(state, positions) if orders is None else orders
+
+
+def recorded(name: str, rows: Rows, positions: Int[Array, "B W"]) -> Array | None:
+    """Recorded numbers of the current call at these positions; calls after the last see its own."""
+    given = getattr(rows.recorded, name, None)
+    if given is None:
+        return None
+    call = rows.counts[NETWORK_CALLS] - 1
+    of_call = jax.vmap(lambda x, t: lax.dynamic_index_in_dim(x, t, 0, False))(given, call)
+    return jax.vmap(lambda x, at: jnp.take(x, at, axis=0, mode="clip"))(of_call, positions)
+
+
+class ReplayedPlanned(ReplayedCanvas, Planned):
     """`Planned` on recorded draws."""
+
+
+class ReplayedFlight(Replayed, MultiBlock):
+    """`MultiBlock` on recorded draws, of each call after the prompt's."""
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +101,7 @@ class TwoCallState(CanvasState):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedCanvas(Replayed, SemiAutoregressive):
+class ReleasedCanvas(ReplayedCanvas, SemiAutoregressive):
     """`SemiAutoregressive` on recorded draws, with what only releases do.
 
     Attributes:

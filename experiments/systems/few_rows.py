@@ -6,12 +6,15 @@
 The plain program is what one would write for one shape: no batch, no modules, keys and values
 stored before they are read, activations in float32 whatever its matrices are in. It reads the
 library's arrays and makes the same calls: embedding, blocks over 256 cached positions, output
-product, most probable tokens. Weights are random. Every program runs once in each pass, in a loop
-of about 0.2 seconds. Run it on idle cores.
+product, most probable tokens. Of a model of full attention 256 positions are the whole canvas,
+read without a cache, and fewer are a block in its middle that sees the rest in the cache. Weights
+are random. Every program runs once in each pass, in a loop of about 0.2 seconds. Run it on idle
+cores.
 """
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -29,6 +32,7 @@ from experiments.common.record import write_record
 from experiments.systems import calls
 from experiments.systems.machine import Clock, in_turns
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.decode import Prefix
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.families import PRESETS
 
@@ -56,6 +60,7 @@ class Plain:
 
     def __init__(self, config: Any) -> None:
         self.config, self.recurrent = config, isinstance(config, RecurrentDepthConfig)
+        self.full = config.visibility == "full"
 
     def norm(self, x: Array, gain: Array | None) -> Array:
         scale = lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + self.config.norm_eps)
@@ -78,7 +83,7 @@ class Plain:
         keys = lax.dynamic_update_slice(cache[0], k.transpose(1, 2, 0), (0, 0, at))
         values = lax.dynamic_update_slice(cache[1], heads["v"].swapaxes(0, 1), (0, at, 0))
         q = q.reshape(len(x), len(keys), -1, q.shape[-1]).transpose(1, 2, 0, 3)  # [G, R, W, C]
-        seen = jnp.arange(keys.shape[2]) <= at + jnp.arange(len(x))[:, None]
+        seen = self.full | (jnp.arange(keys.shape[2]) <= at + jnp.arange(len(x))[:, None])
         scores = jnp.einsum("grwc,gcs->grws", q, keys) * q.shape[-1] ** -0.5
         weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1)
         mixed = jnp.einsum("grws,gsc->wgrc", weights, values).reshape(len(x), -1)
@@ -135,7 +140,7 @@ class Plain:
 def plain_loop(config: Any, ours: calls.CallLoop) -> calls.CallLoop:
     """The plain program on the parameters and the window of the library's loop."""
     plain, params, (cache, tokens) = Plain(config), ours.params.params, ours.buffers
-    size = calls.CONTEXT + tokens.shape[1]
+    size = calls.CONTEXT + (0 if plain.full else tokens.shape[1])
     layers = {name: p["attention"] for name, p in params.items() if isinstance(p, Mapping)}
     heads = {name: p["k"].shape[1:] for name, p in layers.items()}
     zeros = {
@@ -153,6 +158,34 @@ def plain_loop(config: Any, ours: calls.CallLoop) -> calls.CallLoop:
     return calls.CallLoop(program, params, buffers, at)
 
 
+def read_blocks(
+    network: Any, params: Any, cache: Any, tokens: Array, at: Array, steps: Any
+) -> tuple[Any, Array]:
+    """`steps` calls on a block of a canvas, each on the tokens that the one before it predicted."""
+    width = tokens.shape[1]
+    positions, mask = at[:, None] + jnp.arange(width), jnp.ones((1, width, width), bool)
+    places = jnp.arange(calls.CONTEXT)
+    prefix = Prefix(cache, (places < at[:, None]) | (places >= at[:, None] + width))
+
+    def step(_: Array, tokens: Array) -> Array:
+        out = network.forward(params, tokens, positions, prefix, mask)
+        return jnp.argmax(network.logits(params, out.hidden), axis=-1).astype(jnp.int32)
+
+    return cache, lax.fori_loop(0, steps, step, tokens)
+
+
+def library_loop(config: Any, params: Any, positions: int) -> calls.CallLoop:
+    """The library's loop; of a model of full attention on a block of the canvas, or on all of it."""
+    loop = calls.call_loop(config, params, positions, calls.CONTEXT)
+    if config.visibility != "full" or positions == calls.CONTEXT:
+        return loop
+    network, (_, tokens) = calls.network_at(config), loop.buffers
+    cache = network.init_cache(jax.random.split(jax.random.key(0), 1), calls.CONTEXT)
+    at, read = jnp.full(1, calls.CONTEXT // 2), functools.partial(read_blocks, network)
+    program = jax.jit(read, donate_argnums=(1, 2)).lower(params, cache, tokens, at, np.int32(1))
+    return calls.CallLoop(program.compile(), params, (cache, tokens), at)
+
+
 def measure(name: str, positions: Sequence[int], passes: int) -> list[dict[str, Any]]:
     """Rows of a shape: a call of the library and one of the plain program, all of them in turns."""
     loops: dict[Any, calls.CallLoop] = {}
@@ -160,7 +193,7 @@ def measure(name: str, positions: Sequence[int], passes: int) -> list[dict[str, 
         config = dataclasses.replace(PRESETS[name], dtype=dtype, param_dtype=dtype)
         params = calls.network_at(config).prepare(calls.random_params(config))
         for n in positions:
-            loops[dtype, n, "library"] = calls.call_loop(config, params, n, calls.CONTEXT)
+            loops[dtype, n, "library"] = library_loop(config, params, n)
             loops[dtype, n, "plain"] = plain_loop(config, loops[dtype, n, "library"])
     calls.settle_steps(loops)
     timings = in_turns(loops, Clock(), passes)

@@ -25,8 +25,8 @@ from paradec_jax.decode import make_request
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import family_of, network_of, parameter_shapes
 from paradec_jax.models import update_flops
-from paradec_jax.sharding.layout import row_shardings, shardings
-from paradec_jax.sharding.mesh import AXES, make_mesh, on
+from paradec_jax.sharding.layout import shardings
+from paradec_jax.sharding.mesh import AXES, make_mesh, on, row_shardings
 from paradec_jax.train import TrainState, adamw, make_train_step
 from paradec_jax.train.step import state_shardings
 

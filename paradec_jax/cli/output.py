@@ -34,7 +34,7 @@ def print_table(
     title: str,
     columns: Mapping[str, str],
     rows: Sequence[Mapping[str, Any]],
-    notes: Sequence[str] = (),
+    notes: Sequence[str],
 ) -> None:
     """Prints rows of values and notes below them; the row that is the `baseline` in bold.
 

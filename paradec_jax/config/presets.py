@@ -54,17 +54,33 @@ _LLAMA_ROPE = RopeScaling(
 )
 
 _QWEN2_HALF: Fields = {
-    **{"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "feed_forward": 4864},
+    "width": 896,
+    "layers": 24,
+    "heads": 14,
+    "kv_heads": 2,
+    "feed_forward": 4864,
     **_QWEN,
 }
 _QWEN2_7B: Fields = {
-    **{"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "feed_forward": 18_944},
-    **{"vocab_size": 152_064, "tie_embeddings": False},
+    "vocab_size": 152_064,
+    "width": 3584,
+    "layers": 28,
+    "heads": 28,
+    "kv_heads": 4,
+    "feed_forward": 18_944,
+    "tie_embeddings": False,
     **_BFLOAT16,
 }
 _QWEN3_HALF: Fields = {
-    **{"width": 1024, "layers": 28, "heads": 16, "kv_heads": 8, "feed_forward": 3072},
-    **{"head_channels": 128, "max_length": 40_960, "qkv_bias": False, "qk_norm": True},
+    "width": 1024,
+    "layers": 28,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_channels": 128,
+    "feed_forward": 3072,
+    "max_length": 40_960,
+    "qkv_bias": False,
+    "qk_norm": True,
     **_QWEN,
 }
 

@@ -70,6 +70,7 @@ class Shape(bounds.Ranged):
     visibility: ClassVar[str]
     # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
     rotation = "halves"
+    out_bias = mlp_bias = qk_norm = False
     uniform = False  # whether random matrices are uniform up to their `std`, or normal
     remats: ClassVar[tuple[str, ...]] = bounds.REMATS
 
@@ -143,14 +144,8 @@ class RecurrentDepthConfig(Shape):
     visibility = "causal"
     rotation = "interleaved"
     rope_scaling = None
-    out_bias = mlp_bias = qk_norm = False
     remats = ("iteration", *bounds.REMATS)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bounds.check_number(
-            "mean_backprop_depth", self.mean_backprop_depth, most=bounds.MOST_RECURRENCES
-        )
+    BOUNDS = {"mean_backprop_depth": (1, bounds.MOST_RECURRENCES)}  # noqa: RUF012
 
     @property
     def kv_heads(self) -> int:
@@ -214,7 +209,7 @@ class PreNormConfig(Shape):
     @property
     def head_dim(self) -> int:
         """C, channels of a head."""
-        return super().head_dim if self.head_channels is None else self.head_channels
+        return self.head_channels or super().head_dim
 
     @property
     def biases(self) -> str:
@@ -365,7 +360,6 @@ class MaskedDiffusionConfig(Shape):
     uniform = True
     biases = ""
     rope_scaling = None
-    out_bias = mlp_bias = qk_norm = False
     rope_base = 10_000.0
     norm_eps = 1e-5
 

@@ -20,18 +20,11 @@ def collect(decoder: Jacobi, params: Any, request: Request, ids: Sequence[int]) 
     cuts are left out.
 
     Args:
-      decoder: a bound decoder of blocks. Candidates are welcome: an iterate's draft is what the
-        winning row predicts.
+      decoder: a bound decoder of one block at a time, without a running window. Candidates are
+        welcome: an iterate's draft is what the winning row predicts.
       params, request: as for `run`.
       ids: number of each row's prompt.
-
-    Raises:
-      ValueError: a running window or several blocks in flight.
     """
-    if decoder.running or decoder.blocks != 1:
-        raise ValueError(
-            "collect needs a decoder of single blocks: Jacobi(block=n) without a running window"
-        )
     steps = []
     for state, _ in stream(decoder, params, request):
         steps.append((np.asarray(state.rows.length), np.asarray(decoder.drafts(state))))

@@ -13,7 +13,6 @@ import glob
 import hashlib
 import itertools
 import json
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from paradec_jax.data.lines import ANSWERS, line_of
 from paradec_jax.disk.folders import foreign, staged
-from paradec_jax.io import json_line, read_object, regular, sha256_of
+from paradec_jax.io import AnyPath, json_line, read_object, regular, sha256_of
 from paradec_jax.records import record
 from paradec_jax.text import chat
 
@@ -78,10 +77,10 @@ class Examples:
 
 
 def read_examples(
-    source: str | os.PathLike[str],
+    source: AnyPath,
     model: Any,
     *,
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     length: int,
     long: Literal["drop", "cut"] = "drop",
     skip_bad: bool = False,
@@ -138,7 +137,7 @@ def read_examples(
     )
 
 
-def files_of(source: str | os.PathLike[str]) -> list[Path]:
+def files_of(source: AnyPath) -> list[Path]:
     """The files of a source in order. Raises ValueError where there is none."""
     path = Path(source)
     pattern = Path(glob.escape(str(path))) / "*.jsonl" if path.is_dir() else path

@@ -83,7 +83,7 @@ class Selection:
 
 
 def worth_training(
-    generations: Iterable[Generation], *, stop: tuple[int, ...] = ()
+    generations: Iterable[Generation], *, stop: tuple[int, ...]
 ) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
@@ -236,9 +236,9 @@ def pair_batches(
     seed: int,
     batch_tokens: int,
     indices: Int[np.ndarray, " M"],
-    selection: Selection = Selection(),
-    alone: bool = False,
-    multiple: int = 1,
+    selection: Selection,
+    alone: bool,
+    multiple: int,
 ) -> Endless:
     """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume
     it exactly.
@@ -252,7 +252,7 @@ def pair_batches(
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       batch_tokens: positions of a batch, both copies and padding included.
       indices: generations to use, such as those of `worth_training`, at least one.
-      selection: which noisy iterate a block gets; that of the released data by default.
+      selection: which noisy iterate a block gets.
       alone: whether a row is one block after everything before it (T = 1, as `cllm_loss` wants it)
         instead of a generation with all of its blocks.
       multiple: number that divides the rows of every batch, such as that of devices.

@@ -12,7 +12,6 @@ chooses.
 """
 
 import dataclasses
-import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from jaxtyping import Bool, Int32
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.lines import line_of
 from paradec_jax.disk.folders import ASSETS
-from paradec_jax.io import json_lines
+from paradec_jax.io import AnyPath, json_lines
 from paradec_jax.text.tokenizer import Tokenizer
 
 PROMPT = "Question: {question}\nAnswer:\n"  # the form of text that the bundled models know
@@ -92,7 +91,7 @@ def exact_answers(problems: Sequence[Problem], texts: Sequence[str]) -> Bool[np.
     return np.asarray([find(text) == find(item.solution or "") for item, text in pairs], bool)
 
 
-def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
+def read_problems(file: AnyPath) -> list[Problem]:
     """Reads problems from a file of JSON lines, or those of the package that are called "unseen" or
     "tuning".
 
@@ -167,10 +166,8 @@ def encode_prompts(
     Raises:
       ValueError: when there is no prompt, or a prompt without any token that is not meant.
     """
-    if not prompts or bucket < 1:
-        raise ValueError(
-            f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}"
-        )
+    if not prompts:
+        raise ValueError("need at least one prompt")
     texts = [item.prompt if isinstance(item, Problem) else item for item in prompts]
     rows = [tokenizer.begun(ids, spec.bos) for ids in tokenizer.encode_batch(texts)]
     lengths = np.asarray([len(row) for row in rows], np.int32)

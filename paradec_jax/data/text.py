@@ -138,7 +138,7 @@ def windows(
     Raises:
       ValueError: a text shorter than one, or more than fit.
     """
-    most = len(ids) // length if length > 0 else 0
+    most = len(ids) // length
     wanted = most if count is None else count
     if not 0 < wanted <= most:
         raise ValueError(f"{len(ids)} ids hold {most} windows of {length}, not {wanted}")

@@ -15,7 +15,6 @@ nobody decodes it again.
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.io import atomic_write_text, read_object, regular, replacing
+from paradec_jax.io import AnyPath, atomic_write_text, read_object, regular, replacing
 from paradec_jax.records import record
 
 FORMAT_VERSION = 5
@@ -62,7 +61,7 @@ class Generation:
         return Generation(self.id, prompt, [self.iterates[place]], length)
 
 
-def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any]) -> None:
+def claim(folder: AnyPath, block: int, settings: Mapping[str, Any]) -> None:
     """Begins a folder, or goes on with one of the same block size and settings, which JSON can
     hold.
 
@@ -79,7 +78,7 @@ def claim(folder: str | os.PathLike[str], block: int, settings: Mapping[str, Any
             raise ValueError(f"{folder} was written with {name} {value!r}, not {index.get(name)!r}")
 
 
-def append(folder: str | os.PathLike[str], generations: Iterable[Generation]) -> None:
+def append(folder: AnyPath, generations: Iterable[Generation]) -> None:
     """Writes a shard more. Only one process at a time may do so."""
     rows = []
     for item in generations:
@@ -101,7 +100,7 @@ def _digest(path: Path, shard: np.ndarray) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(about + shard.tobytes()).digest(), np.int32)
 
 
-def _shards(folder: str | os.PathLike[str]) -> list[Path]:
+def _shards(folder: AnyPath) -> list[Path]:
     """The shards of a folder in their order. Raises ValueError where one is missing."""
     shards = sorted(Path(folder).glob("shard-*.npy"))
     for number, path in enumerate(shards):
@@ -110,7 +109,7 @@ def _shards(folder: str | os.PathLike[str]) -> list[Path]:
     return shards
 
 
-def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_index(folder: AnyPath) -> dict[str, Any]:
     """The index of a folder.
 
     Raises:
@@ -137,7 +136,7 @@ class Trajectories(Sequence[Generation]):
       ValueError: the folder cannot be read or is damaged.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.block = int(read_index(folder)["block"])
         rows = [row for path in _shards(folder) for row in self._rows_of(path)]
         self.decoded = {int(row[0]) for row in rows}

@@ -2,6 +2,7 @@
 
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
+from paradec_jax.decode.block.multi import MultiBlock
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
 from paradec_jax.decode.block.self_verified import SelfVerified
@@ -54,6 +55,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "Masked",
+    "MultiBlock",
     "Network",
     "Planned",
     "Prefix",

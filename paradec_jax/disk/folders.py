@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.io import HOLDER, hold, one_sentence, read_object, sha256_of
+from paradec_jax.io import HOLDER, AnyPath, hold, one_sentence, read_object, sha256_of
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
@@ -37,9 +37,7 @@ class StoreError(ValueError):
 
 
 @contextlib.contextmanager
-def staged(
-    folder: str | os.PathLike[str], *, overwrite: bool = False, run: str | None = None
-) -> Iterator[Path]:
+def staged(folder: AnyPath, *, overwrite: bool = False, run: str | None = None) -> Iterator[Path]:
     """A new folder that takes the place of `folder` when the block ends well and vanishes when it
     does not.
 
@@ -87,7 +85,7 @@ def staged(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def check_replaceable(folder: Path, overwrite: bool = False, run: str | None = None) -> None:
+def check_replaceable(folder: Path, overwrite: bool, run: str | None = None) -> None:
     """Refuses a folder that `staged` may not replace: one with anything in it that `staged` has not
     written.
 
@@ -133,7 +131,7 @@ def foreign(folder: Path) -> str | None:
     return None
 
 
-def locate(source: str | os.PathLike[str]) -> Path:
+def locate(source: AnyPath) -> Path:
     """The folder or file itself, else the bundled model of that bare name, else the copy of
     org/name[@revision].
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from paradec_jax.decode import run
 from paradec_jax.evaluate.cases import Prompts
 from paradec_jax.evaluate.judge import judge_answers
 from paradec_jax.evaluate.timing import Advance, Case
@@ -56,7 +55,7 @@ def answer(
     seconds = []
     for batch in batches(prompts, rows):
         request, start = prompts.request(batch), time.perf_counter()
-        decoded = jax.block_until_ready(run(case.decoder, case.params, request, case.knobs))
+        decoded = jax.block_until_ready(case.run(request))
         seconds.append(time.perf_counter() - start)
         for i, row in zip(batch, decoded.completions(), strict=True):
             ids[i] = row

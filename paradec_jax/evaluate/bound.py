@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import check_number
 from paradec_jax.decode.machine import key_of, seed_words
-from paradec_jax.decode.rules import log_probability, without_mask
+from paradec_jax.decode.rules import log_probability, positions_of, without_mask
 from paradec_jax.decode.rules.subs import scores_of
 from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
 from paradec_jax.store import Model
@@ -104,9 +104,18 @@ def score_spans(
     scored = [i for i, span in enumerate(spans) if span.count]
     rows = [spans[i] for i in scored]
     numbers = [i if streams is None else streams[i] for i in scored]
-    options: Any = {"draws": draws, "order": order, "alignment": model.token_spec.alignment}
-    options |= {"seed": seed, "streams": numbers, "batch": batch}
-    each = bounds(model.network, model.params, rows, mask, **options)
+    each = bounds(
+        model.network,
+        model.params,
+        rows,
+        mask,
+        alignment=model.token_spec.alignment,
+        draws=draws,
+        order=order,
+        batch=batch,
+        seed=seed,
+        streams=numbers,
+    )
     results = [Bound(0.0, 0.0, 0, True)] * len(spans)
     for i, of, greedy in zip(scored, each, is_greedy(model, rows, batch=batch), strict=True):
         results[i] = dataclasses.replace(of, greedy=greedy)
@@ -152,10 +161,6 @@ def bounds(
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     numbers, first = streams or range(len(spans)), int(alignment == "next")
-    if len(numbers) != len(spans):
-        raise ValueError(
-            f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows"
-        )
     for span in spans:
         if not first <= span.start < span.stop <= len(span.ids) <= network.max_length:
             raise ValueError(
@@ -253,7 +258,7 @@ def costs_of(
     ids: Int[Array, "B S"],
     mask: int,
     first: int,
-    view: Bool[Array, "B S S"] | None = None,
+    view: Bool[Array, "B S S"] | None,
 ) -> Float[Array, "B S"]:
     """-log p of each id, given the canvas `noised`; positions predict that at `first` after them."""
     vectors = read(network, params, noised, view, first)
@@ -266,11 +271,11 @@ def costs_of(
 
 def read(network: Any, params: Any, ids: Int[Array, "B S"], view: Any, first: int) -> Array:
     """What the tokens of a canvas are predicted from, [B, S, D]."""
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    return jnp.roll(network.forward(params, ids, positions, mask=view).hidden, first, axis=1)
+    out = network.forward(params, ids, positions_of(ids), mask=view)
+    return jnp.roll(out.hidden, first, axis=1)
 
 
-def is_greedy(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[bool]:
+def is_greedy(model: Model, spans: Sequence[Span], *, batch: int) -> list[bool]:
     """Whether the model fills each span, all hidden at first, with its tokens.
 
     A call reveals the position whose most probable token is the most probable (LLaDA). Rows end

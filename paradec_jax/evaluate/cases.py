@@ -8,7 +8,7 @@ import numpy as np
 
 from paradec_jax.data.problems import Problem, encode_prompts
 from paradec_jax.decode import Request, make_request
-from paradec_jax.decode.machine import Setting, keys_of, seed_words
+from paradec_jax.decode.machine import Setting, keys_of_rows
 from paradec_jax.evaluate.entropy import Samples
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.timing import Case
@@ -88,7 +88,8 @@ def prompts_of(
             f"problem {int(lengths.argmax())} has {int(lengths.max())} tokens, and {budget} may follow: more than "
             f"the {most} positions the model was built for"
         )
-    return Prompts(tokens, lengths, _keys(seed, len(problems)), budget, model.token_spec.stop)
+    keys = keys_of_rows(seed, len(problems))  # whatever decoder, batch or call a prompt is in
+    return Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
 
 
 def empty_prompts(model: Model, count: int, length: int, seed: int) -> Prompts:
@@ -102,12 +103,7 @@ def empty_prompts(model: Model, count: int, length: int, seed: int) -> Prompts:
     """
     begin = [] if model.network.visibility == "full" else [prefix(model.token_spec)]
     tokens = np.asarray([begin] * count, np.int32)
-    return Prompts(tokens, np.full(count, len(begin), np.int32), _keys(seed, count), length)
-
-
-def _keys(seed: int, count: int) -> Any:
-    """A key for each prompt, whatever decoder, batch or call it is in."""
-    return keys_of(seed_words(seed), np.arange(count, dtype=np.int32))
+    return Prompts(tokens, np.full(count, len(begin), np.int32), keys_of_rows(seed, count), length)
 
 
 def case_of(setting: Setting, model: Model, size: int, params: Any = None) -> Case:

@@ -16,7 +16,6 @@ that fills masks answers with a lower bound (`evaluate.bound`) and says so: it w
 alike. With an `order` its likelihoods are exact, those of writing one position a call in that order.
 """
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from paradec_jax.decode.machine import Setting
 from paradec_jax.evaluate.bound import DRAWS, ORDERS, is_exact, mask_of, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
 from paradec_jax.evaluate.until import generate_until, parse
-from paradec_jax.generate import tokenizer_of
+from paradec_jax.generate import mark_of, tokenizer_of
 from paradec_jax.store import Model
 
 try:
@@ -101,7 +100,8 @@ class DecoderLM(LM):
         tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
         pairs = [request.args for request in requests]
         spans = [continuation_span(tokenizer, spec, a, b, self.room) for a, b in pairs]
-        return self._score(spans, [_mark(context) for context, _ in pairs])
+        # Equal contexts share their draws; streams are numbers of 31 bits.
+        return self._score(spans, [mark_of(context.encode()) >> 1 for context, _ in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Log-likelihood in nats of whole texts, or a lower bound, each token scored once."""
@@ -128,8 +128,3 @@ class DecoderLM(LM):
             batch=self.rows,
         )
         return [(-of.nats, bool(of.greedy)) for of in scores]
-
-
-def _mark(context: str) -> int:
-    """A number of 31 bits that equal contexts share."""
-    return int.from_bytes(hashlib.blake2b(context.encode(), digest_size=4).digest(), "little") >> 1

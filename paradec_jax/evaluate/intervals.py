@@ -33,8 +33,6 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 +
     z^2/n)`.
     """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
     interval = _binomial_test(successes, trials).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
 
@@ -45,11 +43,7 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
     The interval is Wald's with half a problem added to each of the four cells (Agresti and Min,
     2005), so that it keeps a width where the methods never differ.
     """
-    first, second = np.asarray(first, bool), np.asarray(second, bool)
-    if first.shape != second.shape or first.ndim != 1 or not first.size:
-        raise ValueError(
-            f"need two vectors of one length, at least 1, not {first.shape} and {second.shape}"
-        )
+    first, second = (x > 0 for x in _vectors(first, second))
     count = first.size
     b, c = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     padded = count + 2
@@ -112,10 +106,6 @@ def speedup(
             f"need tokens [N] and seconds [passes, N] above 0 of both, not {a.shape}, {s.shape}, {b.shape}, {t.shape}"
         )
     u, v = (np.zeros_like(s) if x is None else np.asarray(x, np.float64) for x in (less, base_less))
-    if not u.shape == v.shape == s.shape:
-        raise ValueError(
-            f"need seconds to take away of the shape {s.shape}, not {u.shape} and {v.shape}"
-        )
     passes, calls = s.shape
     draw = np.random.default_rng(0)
     columns = draw.integers(0, calls, (RESAMPLES, 1, calls))

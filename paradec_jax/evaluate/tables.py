@@ -50,6 +50,8 @@ ROWS = {
         self_verified
         self_verified --causal
         self_verified --route score
+        in_flight --flight 4
+        in_flight --flight 4 --rule certain
         residual_speculative --rule static --head zero
         residual_speculative --rule static
         residual_speculative --head zero
@@ -68,6 +70,7 @@ ROWS = {
         semi_autoregressive --cache prefix
         semi_autoregressive --cache dual
         semi_autoregressive
+        in_flight
         speculative
         wino --length 32
         prophet

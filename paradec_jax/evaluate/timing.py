@@ -26,6 +26,10 @@ class Case:
     params: Any
     knobs: Any = None
 
+    def run(self, request: Request, max_steps: int | None = None) -> Decoded:
+        """Decodes a request."""
+        return run(self.decoder, self.params, request, self.knobs, max_steps=max_steps)
+
 
 @record
 class Speed:
@@ -61,10 +65,9 @@ class Speed:
     @property
     def counts(self) -> dict[str, int]:
         """Sums over rows of everything that was counted."""
-        names = self.decoded[0].counts
         return {
             name: sum(int(np.asarray(one.counts[name]).sum()) for one in self.decoded)
-            for name in names
+            for name in self.decoded[0].counts
         }
 
     @property
@@ -116,18 +119,10 @@ def measure(
     that what else the machine does falls on all alike.
 
     Args:
-      requests: all of one shape, so that a case compiles once.
-      passes: timings of each case.
+      requests: all of one shape, so that a case compiles once; at least one.
+      passes: timings of each case, at least one.
       advance: called after each unit of work that is done; there are `len(cases) * (passes + 1)`.
-
-    Raises:
-      ValueError: no request, requests of several shapes, or no pass.
     """
-    shapes = {request.tokens.shape for request in requests}
-    if len(shapes) != 1 or passes < 1:
-        raise ValueError(
-            f"need requests of one shape and a pass or more, not {sorted(shapes)} and {passes}"
-        )
     compiled = compile_all([(case, requests[0]) for case in cases], advance)
     for case in cases:
         _time(case, requests[:1])
@@ -178,7 +173,6 @@ def _time(
     seconds, results = [], []
     for request in requests:
         start = time.perf_counter()
-        decoded = run(case.decoder, case.params, request, case.knobs, max_steps=max_steps)
-        results.append(jax.block_until_ready(decoded))
+        results.append(jax.block_until_ready(case.run(request, max_steps)))
         seconds.append(time.perf_counter() - start)
     return tuple(seconds), tuple(results)

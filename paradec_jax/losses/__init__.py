@@ -22,7 +22,12 @@ from paradec_jax.losses.consistency import (
     consistency_loss,
 )
 from paradec_jax.losses.drafts import DraftRules, draft_loss
-from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss
+from paradec_jax.losses.masked_diffusion import (
+    BoundRules,
+    ForcingRules,
+    forcing_loss,
+    masked_diffusion_loss,
+)
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.losses.residual import ResidualRules, residual_loss

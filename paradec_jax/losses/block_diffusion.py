@@ -16,6 +16,9 @@ nats. Packed samples are read as they are, and as a noisy copy whose blocks foll
 Blocks are counted within a sample. Two forwards read this: the clean copy, then the noisy one,
 whose cache the clean keys are. The released code has one forward of both copies side by side, the
 doubled layout, which computes the same.
+
+Several blocks in flight are trained in groups of consecutive blocks (MultiTF, arXiv 2606.29215): a
+noisy token sees the noisy blocks of its group up to its own, and clean blocks of earlier groups.
 """
 
 import dataclasses
@@ -27,10 +30,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import Ranged, TokenSpec
 from paradec_jax.decode.machine import Network, Params, Prefix
-from paradec_jax.losses.cross_entropy import cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import certain, forced, judged, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.nn import masks
 from paradec_jax.noise import BlockNoise, Hidden, first_of_each
+from paradec_jax.noise.blocks import REDRAWS
 from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
@@ -50,10 +54,12 @@ class BlockRules(Ranged):
     Attributes:
       noise: which labelled tokens are hidden.
       blocks: lengths of blocks, one drawn for each row; the network's own when None.
+      certainty: beta of certainty forcing (`cross_entropy.forced`).
     """
 
     noise: BlockNoise = BlockNoise()  # noqa: RUF009
     blocks: tuple[int, ...] | None = None
+    certainty: float = 0.0
 
 
 SDAR = BlockRules()
@@ -70,7 +76,7 @@ def block_diffusion_loss(
     Returns:
       A loss over batches of `tokens` int [B, T], `labelled` bool [B, T] and `positions` int [B, T],
       which begin with 0 in each sample of a row. Metrics: `accuracy` at hidden tokens, and
-      `hidden`, their share of the labelled ones.
+      `hidden`, their share of the labelled ones; with certainty forcing `certainty`.
     """
     mask, lengths = mask_of(spec), lengths_of(network, rules.blocks)
 
@@ -80,17 +86,19 @@ def block_diffusion_loss(
         streams = read_both(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
         # -log p(x_i | noisy block of i, clean blocks before it)
-        nll, hits = cross_entropy(scorer(network, params, len(tokens)), vectors, tokens, chunk)
+        logits = scorer(network, params, len(tokens))
+        nll, hits, entropy = judged(logits, vectors, tokens, chunk)
         # 1 / p_i at hidden i, 0 elsewhere
         weights = jnp.where(hidden.where, 1 / jnp.where(hidden.where, hidden.probability, 1.0), 0.0)
-        return {
+        parts = {
             # the sum over hidden i, over n labelled tokens
             "loss": weighted(weights * nll, labelled),
             "accuracy": weighted(hits, hidden.where),
             "hidden": weighted(hidden.where, labelled),
         }
+        return certain(rules.certainty, parts, entropy, hidden.where & hits)
 
-    return Objective(sums)
+    return Objective(sums, forced(rules.certainty))
 
 
 # Packed rows and their two copies
@@ -102,13 +110,15 @@ class Layout(NamedTuple):
     Attributes:
       positions: place of each token in its sample.
       block: length of the blocks of each row; they are counted within a sample.
-      samples, blocks: number of each token's sample and of its block in the row.
+      samples, blocks, groups: number of each token's sample, of its block and of its group of blocks
+        in the row.
     """
 
     positions: Int[Array, "B T"]
     block: Int[Array, "B"]
     samples: Int[Array, "B T"]
     blocks: Int[Array, "B T"]
+    groups: Int[Array, "B T"]
 
 
 class Texts(NamedTuple):
@@ -155,7 +165,7 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
     length = jnp.broadcast_to(jnp.asarray(block), positions.shape[:1])
     samples = jnp.cumsum(positions == 0, axis=1) - 1
     blocks = jnp.cumsum(positions % length[:, None] == 0, axis=1) - 1
-    return Layout(positions, length, samples, blocks)
+    return Layout(positions, length, samples, blocks, groups=blocks)
 
 
 def noised(
@@ -177,18 +187,24 @@ def noised(
     if alignment == "next":
         labelled &= layout.positions > 0
 
+    of_groups = jax.random.fold_in(of_noise, REDRAWS + 2)  # beyond those of `draw`
+    groups = noise.groups(of_groups, layout.positions, layout.block, layout.blocks)
+    layout = layout._replace(groups=groups)
     if "hidden" in batch:
         hidden = Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"])
     else:
-        hidden = noise.draw(of_noise, labelled, layout.samples, layout.blocks)
+        hidden = noise.draw(of_noise, labelled, layout.samples, layout.blocks, groups)
     return Texts(batch["tokens"], labelled, hidden, layout)
 
 
 def masks_of(layout: Layout) -> Masks:
-    """Visibility of both copies."""
+    """Visibility of both copies; noisy ones of a group see one another."""
     same = layout.samples[:, :, None] == layout.samples[:, None]
-    rules = (masks.block_causal, masks.block_diagonal, masks.strictly_before)
-    return Masks(*(same & rule(layout.positions, layout.block) for rule in rules))
+    clean = same & masks.block_causal(layout.positions, layout.block)
+    own, earlier = (
+        rule(layout.groups, 1) for rule in (masks.block_diagonal, masks.strictly_before)
+    )
+    return Masks(clean, clean & own, same & earlier)
 
 
 def read_both(
@@ -209,11 +225,11 @@ def read_both(
 def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
     """Hidden states that predict each token where a position predicts the next one.
 
-    A token is predicted by the noisy copy of the token before it, but the first of a block by the
-    clean copy: when a block is begun, the blocks before it are done. So it does not see what is
-    known of its own block. The first token of a sample has none before it; what stands there means
+    A token is predicted by the noisy copy of the token before it, but the first of a group of blocks
+    by the clean copy: when a group is begun, the blocks before it are done. So it does not see what
+    is known of its own block. The first token of a sample has none before it; what stands there means
     nothing.
     """
-    begins = first_of_each(layout.blocks)
+    begins = first_of_each(layout.groups)
     clean, noisy = (jnp.roll(hidden, 1, axis=1) for hidden in streams)
     return jnp.where(begins[..., None], clean, noisy)

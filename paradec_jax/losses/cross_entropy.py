@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import optax
 from einops import rearrange
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.config import check_number
+from paradec_jax.decode.rules.score import entropy
 from paradec_jax.nn.copies import with_copies
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.objective import Metrics, Sums, means, weighted
 
 Scorer = Callable[[Array], Array]  # logits of hidden states
 
@@ -26,6 +28,39 @@ def cross_entropy(
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """`token_losses` of the logits of hidden states, `chunk` positions at a time (`in_chunks`)."""
     return in_chunks(lambda x, y: token_losses(logits(x), y, smoothing), chunk, hidden, targets)
+
+
+def judged(
+    logits: Scorer, hidden: Float[Array, "B T D"], targets: Int[Array, "B T"], chunk: int | None
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"], Float[Array, "B T"]]:
+    """As `cross_entropy`, with the entropy of each position's distribution, in nats."""
+
+    def score(hidden: Array, targets: Array) -> tuple[Array, ...]:
+        scores = logits(hidden)
+        return *token_losses(scores, targets), entropy(scores)
+
+    return in_chunks(score, chunk, hidden, targets)
+
+
+def certain(
+    beta: float, parts: Sums, entropy: Float[Array, "B T"], right: Shaped[Array, "B T"]
+) -> Sums:
+    """The sums of a loss with certainty forcing (dParallel): the entropies H(p_i) of hidden positions
+    whose most probable token is right, as "certainty". Without beta the sums as they are.
+    """
+    return parts | ({"certainty": weighted(entropy, right)} if beta else {})
+
+
+def forced(beta: float) -> Callable[[Sums], tuple[Array, Metrics]]:
+    """The value of a loss with these sums, `L + beta mean H(p_i)`."""
+    if not beta:
+        return means
+
+    def value(sums: Sums) -> tuple[Array, Metrics]:
+        loss, metrics = means(sums)
+        return loss + beta * sums["certainty"].mean, metrics
+
+    return value
 
 
 def token_losses(

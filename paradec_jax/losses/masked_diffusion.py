@@ -20,14 +20,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config import Ranged, TokenSpec, check_words
 from paradec_jax.decode.rules import positions_of
 from paradec_jax.decode.rules.subs import scores_of
-from paradec_jax.losses.cross_entropy import cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import (
+    certain,
+    forced,
+    in_chunks,
+    judged,
+    scorer,
+    soft_cross_entropy,
+)
 from paradec_jax.losses.recorded import recorded_or
-from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
+from paradec_jax.nn.masks import block_causal
+from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, monotone, rounded_up
 from paradec_jax.objective import Batch, Objective, Sums, weighted
 
 
@@ -43,6 +52,7 @@ class BoundRules(Ranged):
       measure: what is drawn evenly: the "time", or the log mask probability, whose weight is
         constant, either by way of the time ("importance") or directly ("change_of_variables").
       cart: p of CART's weights, which take the place of w(t); None for the bound.
+      certainty: beta of certainty forcing (`cross_entropy.forced`).
       released: the weights of the released code: `-f_0` for `f_T - f_0` where the log mask
         probability is drawn, and in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
     """
@@ -52,6 +62,7 @@ class BoundRules(Ranged):
     steps: int | None = None
     measure: str = "time"
     cart: float | None = None
+    certainty: float = 0.0
     released: bool = False
 
     BOUNDS = {"cart": (1e-3, 1)}  # noqa: RUF012
@@ -131,16 +142,105 @@ def masked_diffusion_loss(
         vectors = read(network, params, noised, of_dropout if dropout else None)
         # -log p(x_i | x_t)
         likely, vectors = lambda x: scores_of(network, logits(x), mask), jnp.roll(vectors, first, 1)
-        nll, hits = cross_entropy(likely, vectors, tokens, chunk)
+        nll, hits, entropy = judged(likely, vectors, tokens, chunk)
         counted = hidden * weights
-        return {
+        parts = {
             # mean of w(t) * nll over real tokens, 0 where nothing is hidden
             "loss": weighted(weight * hidden * nll, weights),
             "accuracy": weighted(hits, counted),
             "hidden": weighted(hidden, weights),
         }
+        return certain(rules.certainty, parts, entropy, counted * hits)
 
-    return Objective(sums)
+    return Objective(sums, forced(rules.certainty))
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcingRules(Ranged):
+    """The choices of discrete diffusion forcing; the defaults are those of D2F's released code.
+
+    Attributes:
+      block: B, tokens of a block.
+      low, high: bounds of the share of a block that is hidden, which rises from block to block.
+      labels: what hidden tokens are drawn to, the distributions of the "teacher" or the tokens of
+        the "data".
+      certainty: beta of certainty forcing (`cross_entropy.forced`).
+    """
+
+    block: int = 16
+    low: float = 0.2
+    high: float = 0.7
+    labels: str = "teacher"
+    certainty: float = 0.0
+
+    BOUNDS = {"low": (0, 1), "high": (0, 1)}  # noqa: RUF012
+    WORDS = {"labels": ("teacher", "data")}  # noqa: RUF012
+
+
+D2F = ForcingRules()
+
+
+def forcing_loss(
+    network: Any, spec: TokenSpec, rules: ForcingRules = D2F, *, chunk: int | None = None
+) -> Objective:
+    """Discrete diffusion forcing (D2F, arXiv 2508.09192): a student that sees in blocks says what a
+    teacher that sees all says.
+
+    ::
+
+        L = mean over hidden i of  -sum_v q_i(v) log p_i(v) / p_block(i)
+
+    Blocks count from the first labelled token; what is before it is one of them, which is never
+    hidden. Student p and teacher q read the same noisy text. Numbers `mask_uniforms` of a batch that
+    fall with the call in which a teacher revealed a position hide what it revealed last (the
+    pseudo-trajectories of d3LLM, arXiv 2601.07568, with the data's labels).
+
+    Returns:
+      A loss whose second argument holds the teacher's parameters; None where labels are the data's.
+      Batches are those of `masked_diffusion_loss`. Metrics: `accuracy` at hidden tokens,
+      and `hidden`, their share of the labelled ones; with certainty forcing `certainty`.
+    """
+    mask, first = mask_of(spec), int(spec.alignment == "next")
+
+    def sums(params: Any, frozen: Any, batch: Batch, key: Array) -> Sums:
+        tokens, at = batch["tokens"], positions_of(batch["tokens"])
+        labelled = jnp.broadcast_to(batch.get("labelled", True) & (at >= first), tokens.shape)
+        labelled &= batch.get("weights", jnp.ones(tokens.shape)) > 0
+        prompt = jnp.argmax(labelled, axis=1).astype(jnp.int32)
+        # Shares of hidden tokens that rise from block to block
+        of_shares, of_masks = jax.random.split(key)
+        block = (at - prompt[:, None]) // rules.block
+        share = recorded_or(
+            batch, "probability", lambda: monotone(of_shares, block, rules.low, rules.high)
+        )
+        numbers = recorded_or(
+            batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape)
+        )
+        hidden = recorded_or(batch, "hidden", lambda: numbers < share)
+        hidden, noisy = hidden & labelled, jnp.where(hidden & labelled, mask, tokens)
+        # The student sees its block and those before it, all of them noisy; the teacher sees all.
+        sees = block_causal(at, rules.block, prompt)
+
+        def states(params: Any, sees: Array) -> Array:
+            return jnp.roll(network.forward(params, noisy, at, mask=sees).hidden, first, axis=1)
+
+        vectors, logits = states(params, sees), scorer(network, params, len(tokens))
+        nll, hits, entropy = judged(logits, vectors, tokens, chunk)
+        if rules.labels == "teacher":
+            teacher = lax.stop_gradient(frozen)
+            taught, wanted = states(teacher, jnp.ones_like(sees)), scorer(network, teacher)
+            nll, _ = in_chunks(
+                lambda p, q: soft_cross_entropy(logits(p), wanted(q)), chunk, vectors, taught
+            )
+        parts = {
+            # mean over hidden tokens of their cross-entropy over their block's share
+            "loss": weighted(nll / jnp.where(hidden, share, 1), hidden),
+            "accuracy": weighted(hits, hidden),
+            "hidden": weighted(hidden, labelled),
+        }
+        return certain(rules.certainty, parts, entropy, hidden & hits)
+
+    return Objective(sums, forced(rules.certainty))
 
 
 def noise(

@@ -5,6 +5,7 @@
     masked diffusion    time_uniforms [B], or [1] for systematic times; mask_uniforms [B, S]
     self-distillation   times [B]; mask_uniforms [B, S]; teacher_uniforms [m - 1 or more, B, S, V]
     block diffusion     hidden and probability [B, T]: which tokens are hidden, how likely each was to be
+    forcing             the same, or mask_uniforms [B, T]
     residual            the same, and reveals [B, K, T]
     recurrent           recurrence []; state [B, T, D]
 """

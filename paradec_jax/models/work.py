@@ -5,10 +5,9 @@ recurrence, and meet every position; an embedding is not counted, an output matr
 network has one.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -19,8 +18,7 @@ BACKWARD = 2  # times the operations of the forward pass
 Flops = Callable[[Mapping[str, Any], Mapping[str, float]], int | float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Bytes that a network call must read and floating-point operations it must do."""
 
     bytes: int

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
@@ -113,7 +112,7 @@ def collected(
       model: the model.
       objective: what has the options `problems` and `new_tokens`, as for `asked`, and `rows`,
         prompts that are decoded together.
-      items: bound decoder, its parameters, request, knobs and ids of its rows -> generations.
+      items: what is decoded, a request and ids of its rows -> generations.
       part: folder of the trajectories, and of a file that says that all are there.
       setting: decoder and knobs.
       block: tokens of a block of the trajectories.
@@ -145,8 +144,7 @@ def collected(
                 say("the minutes are over before all answers are there: the same command goes on")
                 return
             of = ids[np.resize(batch, request.batch)].tolist()
-            found = items(case.decoder, case.params, request, case.knobs, of)
-            append(folder, found[: len(batch)])
+            append(folder, items(case, request, of)[: len(batch)])
         atomic_write_text(done, "")
 
     by_first(part, work)
@@ -162,7 +160,7 @@ def answers(
     case, texts, calls = case_of(Setting("", decoder, knobs), model, prompts.size), [], 0
     what, numbers = f"held out, {type(decoder).__name__}", np.arange(len(prompts.lengths))
     for batch, request in batches(what, case, prompts, numbers, rows):
-        decoded = decode.run(case.decoder, case.params, request, knobs)
+        decoded = case.run(request)
         texts += decoded.completions()[: len(batch)]
         calls += int(np.asarray(decoded.network_calls)[: len(batch)].sum())
     return texts, calls

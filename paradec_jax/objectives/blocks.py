@@ -38,7 +38,10 @@ class Blocks(Training):
     Attributes:
       blocks: lengths of blocks, one of them drawn for each row; the first is the model's. By
         default those of the model, or 8 where it is causal.
-      noise: what draws a level of noise, each sample or each block, or exact counts of each block.
+      noise: what draws a level of noise, each sample or each block, or exact counts of each block, or
+        groups of blocks, for several in flight (MultiTF).
+      group: blocks of the largest group.
+      certainty: beta of certainty forcing, which makes right guesses surer (dParallel).
       alignment: which token a position predicts, its own or the next one; as before by default, so
         next of a causal model.
       look_back: whether a layer is put below those of a causal model, which adds nothing at first.
@@ -49,12 +52,15 @@ class Blocks(Training):
     """
 
     blocks: tuple[int, ...] | None = None
-    noise: Literal["sample", "block", "count"] = "sample"
+    noise: Literal["sample", "block", "count", "group"] = "sample"
+    group: int = 4
+    certainty: float = 0.0
     alignment: Literal["own", "next"] | None = None
     look_back: bool = False
     mask: str | None = None
     chunk: int | None = 256
 
+    BOUNDS = {"group": (2, 4096)}  # noqa: RUF012
     families = ("causal", "block_diffusion")
 
     def train(self, job: Job) -> Model:
@@ -63,12 +69,14 @@ class Blocks(Training):
         if job.model.family == "causal":
             say_mask(model)
         data = job.batches(job.examples, block=math.lcm(*blocks), filler=model.token_spec.pad)
-        loss = self.loss(model, self.noise, blocks)
+        loss = self.loss(model, self.noise, blocks, self.certainty)
         return job.fit("blocks", model, loss, data, flops=batch_flops(model.network))
 
-    def loss(self, model: Model, noise: str, blocks: tuple[int, ...]) -> Objective:
-        """SDAR's bound."""
-        rules = BlockRules(BlockNoise(noise), blocks)
+    def loss(
+        self, model: Model, noise: str, blocks: tuple[int, ...], certainty: float = 0.0
+    ) -> Objective:
+        """SDAR's bound, perhaps with certainty forcing."""
+        rules = BlockRules(BlockNoise(noise, self.group), blocks, certainty)
         return block_diffusion_loss(model.network, model.token_spec, rules, chunk=self.chunk)
 
     def begun(self, job: Job) -> tuple[Model, tuple[int, ...]]:

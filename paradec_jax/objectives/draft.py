@@ -76,8 +76,7 @@ class Draft(Training):
         inner = self.inner or 2 * shape.width
         config = DraftConfig(base=shape, count=self.masks, rank=self.rank, inner=inner)
         mean = jnp.mean(jnp.asarray(here(model).params["embedding"], jnp.float32), axis=0)
-        params = DraftNetwork.init_params(config, job.run.key, mean)
-        drafter = Drafter(config, params)
+        drafter = Drafter(config, DraftNetwork.init_params(config, job.run.key, mean))
         data = job.batches(self.answered(job))
         loss = draft_loss(model.network, drafter.network, self.rules, chunk=self.chunk)
         drafter = job.fit("draft", drafter, loss, data, frozen=dict(model.params))
@@ -86,8 +85,8 @@ class Draft(Training):
     def answered(self, job: Job) -> Examples:
         """The model's answers to the prompts of the data, as examples whose answers count."""
 
-        def items(decoder: Any, params: Any, request: Any, knobs: Any, of: list[int]) -> Any:
-            decoded = decode.run(decoder, params, request, knobs)
+        def items(case: Any, request: Any, of: list[int]) -> Any:
+            decoded = case.run(request)
             rows = zip(np.asarray(request.tokens), np.asarray(request.lengths), strict=True)
             prompts = [row[:length] for row, length in rows]
             return [*map(generation, of, prompts, decoded.completions())]
@@ -155,8 +154,7 @@ def seconds(prompts: Prompts, model: Model, decoder: Any) -> dict[str, float]:
     took, tokens = 0.0, 0
     for row in range(min(TIMED + 1, len(prompts.lengths))):
         begun = time.monotonic()
-        decoded = decode.run(case.decoder, case.params, prompts.request([row]))
-        count = int(np.asarray(decoded.generated)[0])
+        count = int(np.asarray(case.run(prompts.request([row])).generated)[0])
         if row:
             took, tokens = took + time.monotonic() - begun, tokens + count
     return {"seconds a token": took / max(tokens, 1)}

@@ -106,8 +106,8 @@ class Jacobi(Training):
     def collected(self, job: Job, model: Model, which: int, block: int) -> Trajectories:
         """The trajectories of a round."""
 
-        def items(decoder: Any, params: Any, request: Any, knobs: Any, of: list[int]) -> Any:
-            return collect(decoder, params, request, of)
+        def items(case: Any, request: Any, of: list[int]) -> Any:
+            return collect(case.decoder, case.params, request, of)
 
         return collected(
             job,

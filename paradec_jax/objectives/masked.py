@@ -11,8 +11,9 @@ from paradec_jax.config import FullAttentionConfig
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.jsonl import Examples
 from paradec_jax.data.text import WindowMaker
-from paradec_jax.losses import BoundRules, masked_diffusion_loss
+from paradec_jax.losses import BoundRules, ForcingRules, forcing_loss, masked_diffusion_loss
 from paradec_jax.models import batch_flops
+from paradec_jax.objective import Objective
 from paradec_jax.objectives.filling import filling, say_mask
 from paradec_jax.objectives.job import Job, Training
 from paradec_jax.objectives.options import Bare
@@ -34,6 +35,10 @@ class Masked(Training):
         one, which is the default.
       mask: the mask of a causal model, a token or its id; by default one that tokenizer, template
         and data do not use.
+      forcing: length of blocks that the model learns to write with several in flight, each of which
+        sees those before it alone (D2F); its teacher is the model that the run begins with.
+      labels: with forcing, what hidden tokens are drawn to: the distributions of the teacher, or the
+        tokens of the data.
       chunk: positions of a row whose scores are made at a time; all when None, which takes more
         memory.
       rules: noise of the bound.
@@ -42,6 +47,8 @@ class Masked(Training):
     sft: bool = False
     alignment: Literal["own", "next"] | None = None
     mask: str | None = None
+    forcing: int | None = None
+    labels: Literal["teacher", "data"] = "teacher"
     chunk: int | None = 256
     rules: Bare[BoundRules] = BoundRules()
 
@@ -61,8 +68,26 @@ class Masked(Training):
         if job.held_out is not None:
             self.rows(job, job.held_out)  # one that is too short is refused before the training
         data = self.rows(job, job.examples)
+        flops = batch_flops(model.network)
+        if self.forcing is not None:
+            words = f"in_flight --length {self.forcing}"
+            model = dataclasses.replace(model, decoder=words)
+            teacher = dict(model.params) if self.labels == "teacher" else None
+            loss = self.forced(model, self.labels)
+            return job.fit("forcing", model, loss, data, frozen=teacher, flops=flops)
         loss = masked_diffusion_loss(model.network, model.token_spec, self.rules, chunk=self.chunk)
-        return job.fit("masked", model, loss, data, flops=batch_flops(model.network))
+        return job.fit("masked", model, loss, data, flops=flops)
+
+    def forced(self, model: Model, labels: str) -> Objective:
+        """The loss of discrete diffusion forcing.
+
+        Raises:
+          ValueError: a model of another family than full attention.
+        """
+        if not isinstance(model.config, FullAttentionConfig):
+            raise ValueError(f"forcing needs a model of full attention, not of {model.family}")
+        rules = ForcingRules(self.forcing or 1, labels=labels, certainty=self.rules.certainty)
+        return forcing_loss(model.network, model.token_spec, rules, chunk=self.chunk)
 
     def begun(self, job: Job) -> Model:
         """The model that the training begins with.
@@ -91,7 +116,10 @@ class Masked(Training):
         dropout; of a causal model as one that fills masks.
         """
         model = self.begun(job) if model.family == "causal" else model
-        rules = dataclasses.replace(self.rules, cart=None)
+        if self.forcing is not None:
+            means = job.means(self.forced(model, "data"), model, self.rows(job, job.measured))
+            return {"nats a hidden token": means["loss"], "accuracy": means["accuracy"]}
+        rules = dataclasses.replace(self.rules, cart=None, certainty=0.0)
         loss = masked_diffusion_loss(
             model.network, model.token_spec, rules, dropout=False, chunk=self.chunk
         )

@@ -57,7 +57,7 @@ class Cluster:
         initialize(self.coordinator, self.processes, self.process, heartbeat_s=self.heartbeat_s)
         if jax.process_count() == 1 and (self.data, self.fsdp, self.tensor) == (1, None, 1):
             return None
-        return make_mesh(self.data, -1 if self.fsdp is None else self.fsdp, self.tensor)
+        return make_mesh(self.data, self.fsdp or -1, self.tensor)
 
 
 @choices

@@ -63,17 +63,13 @@ class Sdtt(Training):
     BOUNDS = {"rounds": (1, 31)}  # noqa: RUF012  jump^rounds is a number of 32 bits
     families = ("masked_diffusion",)
     without = ("packed", "layers", "lora")
+    windows = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.aim < 1:
             least = f"jump^rounds, {self.rules.jump} to the power of {self.rounds}"
             raise ValueError(f"first_steps must be at least {least}, not {self.rules.first_steps}")
-
-    @property
-    def windows(self) -> bool:
-        """As of the base."""
-        return True
 
     @property
     def aim(self) -> int:

@@ -12,19 +12,17 @@
     conditioning  K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 Names = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """Axes of a parameter.
 
     Attributes:

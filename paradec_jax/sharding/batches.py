@@ -5,8 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from paradec_jax.sharding.layout import row_shardings
-from paradec_jax.sharding.mesh import check_mesh, mesh_of, placed_on
+from paradec_jax.sharding.mesh import check_mesh, mesh_of, placed_on, row_shardings
 from paradec_jax.sharding.processes import check_whole, put
 
 PyTree = Any

@@ -5,13 +5,12 @@ import re
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paradec_jax.sharding import axes
 from paradec_jax.sharding.mesh import AnyMesh, check_mesh, placed_on
-from paradec_jax.sharding.rules import assign, row_axes
+from paradec_jax.sharding.rules import assign
 
 PyTree = Any
 _SAME = re.compile(r"_\d+(?=/|$)")
@@ -69,23 +68,6 @@ def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) 
         return next((where for where in ends if where is not None), NamedSharding(mesh, P()))
 
     return jax.tree_util.tree_map_with_path(place, tree)
-
-
-def row_shardings(tree: PyTree, mesh: AnyMesh) -> PyTree:
-    """Where the arrays of a batch or a request lie: the leading axis by rows where that divides,
-    the others whole.
-
-    Raises:
-      ValueError: a mesh with Explicit axes.
-    """
-    check_mesh(mesh)
-
-    def place(leaf: Any) -> NamedSharding:
-        shape = np.shape(leaf)
-        rows = row_axes(shape[0], mesh.shape) if shape else None
-        return NamedSharding(mesh, P(rows) if rows else P())
-
-    return jax.tree.map(place, tree)
 
 
 def layout(params: PyTree, mesh: AnyMesh) -> str:

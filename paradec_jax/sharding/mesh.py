@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paradec_jax.sharding.rules import row_axes
 
 AnyMesh = Mesh | AbstractMesh  # of devices, or of their numbers alone
 AXES = ("data", "fsdp", "tensor")
@@ -73,16 +77,29 @@ def check_mesh(mesh: AnyMesh) -> None:
         )
 
 
+def row_shardings(tree: Any, mesh: AnyMesh) -> Any:
+    """Where the arrays of a batch or a request lie: the leading axis by rows where that divides,
+    the others whole.
+
+    Raises:
+      ValueError: a mesh with Explicit axes.
+    """
+    check_mesh(mesh)
+
+    def place(leaf: Any) -> NamedSharding:
+        shape = np.shape(leaf)
+        rows = row_axes(shape[0], mesh.shape) if shape else None
+        return NamedSharding(mesh, P(rows) if rows else P())
+
+    return jax.tree.map(place, tree)
+
+
 def placed_on(leaf: Any) -> Mesh | None:
     """The mesh that an array lies on; None of what lies on one device, on the host, or is traced."""
     if isinstance(leaf, jax.core.Tracer):
         return None
-    sharding = getattr(leaf, "sharding", None)
-    return (
-        sharding.mesh
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
-        else None
-    )
+    mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 def mesh_of(*trees: Any) -> Mesh | None:

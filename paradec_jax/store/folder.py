@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from paradec_jax.disk.folders import (
 )
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
 from paradec_jax.families import choose, family_named, network_of, parameter_shapes
-from paradec_jax.io import read_object, sha256_of, text_of
+from paradec_jax.io import AnyPath, read_object, sha256_of, text_of
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.processes import put
 from paradec_jax.store.model import PARAM_DTYPES, Model, ResidualHead, sampling_of
@@ -52,9 +51,7 @@ FEW = 256  # tokens that a tokenizer may have beyond the rows of the embedding
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, digests of files by their names
 
 
-def save(
-    folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False, run: str | None = None
-) -> None:
+def save(folder: AnyPath, model: Model, *, overwrite: bool = False, run: str | None = None) -> None:
     """Writes a model folder, whole or not at all, one file of weights at a time.
 
     Args:
@@ -103,12 +100,12 @@ def save(
 
 
 def load(
-    source: str | os.PathLike[str],
+    source: AnyPath,
     *,
     dtype: str | None = None,
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
-    adapter: str | os.PathLike[str] | None = None,
+    adapter: AnyPath | None = None,
     kind: str | None = None,
 ) -> Model:
     """Reads a model, one parameter after the other; a checkpoint that is not ours is converted in
@@ -183,7 +180,7 @@ def load(
 
 @contextlib.contextmanager
 def _reading(
-    source: str | os.PathLike[str], dtype: str | None, allow_nonfinite: bool, kind: str | None
+    source: AnyPath, dtype: str | None, allow_nonfinite: bool, kind: str | None
 ) -> Iterator[Model]:
     """The model of a source, whose parameters are read when they are asked for."""
     path = locate(source)
@@ -202,7 +199,7 @@ def _reading(
         yield model
 
 
-def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Model:
+def opened(folder: AnyPath, *, allow_nonfinite: bool = False) -> Model:
     """A model whose parameters are read when `np.asarray` asks for them:
     `np.asarray(model.params["embedding"])`.
 
@@ -254,7 +251,7 @@ def _opened(folder: Path, allow_nonfinite: bool) -> Model:
     return dataclasses.replace(model, params=params, head=head)
 
 
-def fingerprint(folder: str | os.PathLike[str]) -> str:
+def fingerprint(folder: AnyPath) -> str:
     """SHA-256 of a model's shape and parameters: two models of one name differ in it.
 
     A head counts; fields of a config that have their defaults, or change no output, do not. Nothing
@@ -278,7 +275,7 @@ def names_of(models: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
+def _naming(folder: AnyPath) -> Iterator[None]:
     """Errors about a folder name it."""
     try:
         yield

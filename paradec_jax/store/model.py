@@ -45,51 +45,48 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @record
-class ResidualHead:
+class Part:
+    """A network's shape and its parameters: a model, or what stands beside one.
+
+    Attributes:
+      config: the shape.
+      params: nested dict of arrays.
+    """
+
+    config: Any
+    params: Mapping[str, Any]
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The network as decoders see it."""
+        return network_of(self.config)
+
+
+@record
+class ResidualHead(Part):
     """A residual head and the network that it belongs to.
 
     Attributes:
-      config: the head's shape.
-      params: nested dict of arrays.
       backbone: fingerprint of the network that it was trained on; None for the one that it lies
         beside.
     """
 
     config: ResidualHeadConfig
-    params: Mapping[str, Any]
     backbone: str | None = None
 
-    @functools.cached_property
-    def network(self) -> Any:
-        """The head as decoders see it."""
-        return network_of(self.config)
-
 
 @record
-class Drafter:
-    """Masks, adapters of their rows and a sampler head, which draft what a model will say.
-
-    Attributes:
-      config: their shape.
-      params: nested dict of arrays.
-    """
+class Drafter(Part):
+    """Masks, adapters of their rows and a sampler head, which draft what a model will say."""
 
     config: DraftConfig
-    params: Mapping[str, Any]
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """Rows of masks beside the model's, as decoders see them."""
-        return network_of(self.config)
 
 
 @record
-class Model:
+class Model(Part):
     """A network's shape, its parameters and the facts of its checkpoint.
 
     Attributes:
-      config: the model's shape.
-      params: nested dict of arrays.
       token_spec: special tokens of the checkpoint.
       tokenizer: text to ids and back, or None.
       chat_template: what makes a text of messages (`paradec_jax.text.chat.conversation`), or None.
@@ -104,7 +101,6 @@ class Model:
     """
 
     config: ModelConfig
-    params: Mapping[str, Any]
     token_spec: TokenSpec
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
@@ -118,11 +114,6 @@ class Model:
     def family(self) -> str:
         """Name of the model family."""
         return self.config.family
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The network as decoders see it."""
-        return network_of(self.config)
 
     @functools.cached_property
     def prepared(self) -> Any:

@@ -55,8 +55,6 @@ def render(
       ValueError: messages of another form, a template that is no Jinja, that refuses these
         messages, that asks for what the sandbox forbids, or that fails.
     """
-    if not isinstance(template, str):
-        raise ValueError(f"template must be a text, not {template!r:.200}")
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages must be a list of at least one message, not {messages!r:.200}")
     for i, message in enumerate(messages):

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from paradec_jax.io import one_sentence, text_of
+from paradec_jax.io import AnyPath, one_sentence, text_of
 
 FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
@@ -47,7 +46,7 @@ class Tokenizer:
         self.rows: int | None = None
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+    def from_file(cls, path: AnyPath) -> "Tokenizer":
         """Reads a tokenizer.json; its rules for padding and truncation are switched off.
 
         Raises:
@@ -65,7 +64,7 @@ class Tokenizer:
         backend.no_truncation()
         return cls(backend, str(path))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: AnyPath) -> None:
         """Writes the tokenizer.json that `from_file` reads."""
         Path(path).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 

@@ -6,7 +6,6 @@ from paradec_jax.train.loop import Hook, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, muon, warmup_stable_decay
 from paradec_jax.train.processes import PeerLost, initialize
 from paradec_jax.train.step import (
-    Loss,
     Rounds,
     TrainState,
     TrainStep,

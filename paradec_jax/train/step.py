@@ -321,7 +321,7 @@ def in_parts(
 
     micro_batches = jnp.arange(n), _split(batch, n)
     first = jax.tree.map(lambda x: x[0], micro_batches)
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, *first))
+    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(sums, params, *first))
 
     # The loss is linear in its totals, so its slope is that at zero, with the weights of the whole
     # batch. They do not depend on parameters, and XLA leaves the network out of this first pass.

@@ -25,8 +25,7 @@ from experiments.tasks import token_spec, word_problems
 from experiments.tasks.files import write_problems
 from paradec_jax import cli
 from paradec_jax.cli import answers, demo
-from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
-from paradec_jax.cli.output import print_table
+from paradec_jax.cli.compare import _models
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.problems import read_problems
 from paradec_jax.decode import Residual
@@ -62,6 +61,11 @@ def easy(folder):
     return str(folder / "easy.jsonl")
 
 
+def compared(*models, data, more=("--timed", "1")):
+    """Words of the command on easy problems in that folder, by default one of them timed."""
+    return ["compare", *models, "--data", easy(data), *more]
+
+
 def prompts(folder, *lines):
     """A file of lines."""
     (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -76,17 +80,8 @@ class TestAnswers:
         monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
     def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
-        words = [
-            "compare",
-            folder,
-            "--data",
-            easy(tmp_path),
-            "--problems",
-            "3",
-            "--dtype",
-            "bfloat16",
-        ]
-        assert cli.main([*words, "--json"]) == 0
+        more = ("--problems", "3", "--dtype", "bfloat16", "--json")
+        assert cli.main(compared(folder, data=tmp_path, more=more)) == 0
         out, err = capsys.readouterr()
         rows = strict(out)
         assert len(rows) == 2 and all(set(KEYS.split()) <= row.keys() for row in rows)
@@ -101,18 +96,8 @@ class TestAnswers:
 
     def test_tables_and_a_file(self, folder, capsys, tmp_path):
         path, other = tmp_path / "rows.json", str(saved(tmp_path / "other"))
-        words = [
-            "compare",
-            folder,
-            other,
-            "--data",
-            easy(tmp_path),
-            "--problems",
-            "2",
-            "--timed",
-            "1",
-        ]
-        assert cli.main([*words, "--json", str(path)]) == 0
+        words = compared(folder, other, data=tmp_path)
+        assert cli.main([*words, "--problems", "2", "--json", str(path)]) == 0
         out, rows = capsys.readouterr().out, strict(path.read_text())
         assert [row["model"] for row in rows] == ["tiny", "tiny", "other", "other"]
         for piece in ("tiny: 2 problems", "other: 2", "wavefront", "1.00x", "r 4"):
@@ -140,18 +125,8 @@ class TestAnswers:
     def test_prompts_without_answers_under_a_judge(self, folder, capsys, tmp_path, monkeypatch):
         put_settings(monkeypatch, "recurrent_depth", small_settings()[:2])
         path = prompts(tmp_path, *({"prompt": f"Ana has {i}"} for i in range(3)))
-        words = [
-            "compare",
-            "--model",
-            folder,
-            "--data",
-            path,
-            "--new-tokens",
-            "4",
-            "--judge",
-            folder,
-        ]
-        assert cli.main([*words, "--json", str(tmp_path / "rows.json")]) == 0
+        words = f"compare --model {folder} --data {path} --new-tokens 4 --judge {folder} --json"
+        assert cli.main([*words.split(), str(tmp_path / "rows.json")]) == 0
         out, (few, base) = capsys.readouterr().out, strict((tmp_path / "rows.json").read_text())
         assert base["log_prob"] <= base["log_prob_interval"][1] < 0 and base["exact"] is None
         assert few["equals_greedy"] < 1 and few["log_prob"] < base["log_prob"]
@@ -171,7 +146,7 @@ class TestAnswers:
             return compare(sources, problems, **options)
 
         monkeypatch.setattr(answers, "compare", stopped)
-        words = ["compare", folder, "--data", easy(tmp_path), "--timed", "1", "--json", str(path)]
+        words = [*compared(folder, data=tmp_path), "--json", str(path)]
         assert cli.main(words) == 1 and made == [[few, base]]
         kept, made[:] = strict(path.read_text()), []
         assert cli.main(words) == 0 and made == [[base, wave]]
@@ -251,18 +226,7 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         monkeypatch.setattr(ResidualHead, "network", StubHead(of))
     place = str(saved(tmp_path / "tiny", config, spec, head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
-    words = [
-        "compare",
-        place,
-        "--data",
-        easy(tmp_path),
-        "--problems",
-        "1",
-        "--timed",
-        "1",
-        "--json",
-    ]
-    assert cli.main(words) == 0
+    assert cli.main([*compared(place, data=tmp_path), "--problems", "1", "--json"]) == 0
     rows, settings = strict(capsys.readouterr().out), TABLES[family]
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS.split()) <= row.keys() and row["family"] == family for row in rows)
@@ -288,66 +252,11 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
     place = str(saved(tmp_path / "tiny", config, dataclasses.replace(token_spec(), **CANVAS)))
     monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
-    words = [
-        "compare",
-        place,
-        "--data",
-        easy(tmp_path),
-        "--problems",
-        "1",
-        "--timed",
-        "1",
-        "--json",
-    ]
-    assert cli.main(words) == 0
+    assert cli.main([*compared(place, data=tmp_path), "--problems", "1", "--json"]) == 0
     said = capsys.readouterr()
     told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
     assert told == [("block", None), ("residual", "zero")]
     assert "has no residual head: decoders that ask one are left out" in said.err
-
-
-def test_columns_of_a_family(capsys):
-    fields = dict.fromkeys(
-        ("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0
-    )
-    fields |= {
-        "model": "tiny",
-        "problems": 9,
-        "data": "unseen",
-        "seed": 1,
-        "baseline": True,
-        "batch": 1,
-    }
-    fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
-    fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
-    fields |= {
-        "tokens_per_network_call": 2.0,
-        "positions_per_token": 4.25,
-        "head_calls_per_token": 0.75,
-    }
-    fields |= dict.fromkeys(
-        ("difference_interval", "log_prob", "log_prob_interval", "judge", "megabytes")
-    ) | {"rule": "guess"}
-    fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
-
-    def shown(family, interval=(0.5, None), **changes):
-        row = fields | changes | {"speedup_interval": interval}
-        print_table(TITLE, ANSWERS | MORE.get(family, {}), [row], list(NOTES.values()))
-        return capsys.readouterr().out
-
-    out = shown("block_diffusion")
-    assert all(
-        piece in out
-        for piece in ("tiny: 9 problems (unseen), seed 1", "rule static", "10.0%-90.0%")
-    )
-    assert "4.25" in out and "0.75" in out and "3.5e+06" in out
-    assert "FLOP: an estimate" in out and "median" not in out, (
-        "a note with a value of None is left out"
-    )
-    assert "median of 3 passes, float32, cpu" in shown("causal", device="cpu")
-    assert "3.5e+06" not in shown("block_diffusion", flops_per_token=None)
-    assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
-    assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 
 
 def test_a_family_stands_for_its_bundled_models():

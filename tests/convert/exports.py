@@ -80,7 +80,7 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
 FAMILIES = ("huginn", "qwen2", "llama", "sdar", "llada", "Dream", "mdlm")
 
 
-def make_model(name: str = "huginn", **changes: Any) -> store.Model:
+def make_model(name: str = "huginn", **changes) -> store.Model:
     """The model of that name, its weights drawn; `changes` are fields of its config."""
     config, spec = MODELS[name]
     config = dataclasses.replace(config, **changes)
@@ -91,7 +91,7 @@ def make_model(name: str = "huginn", **changes: Any) -> store.Model:
     return store.Model(config, drawn(config), spec, head=head)
 
 
-def drawn(config: Any) -> dict[str, Any]:
+def drawn(config) -> dict[str, Any]:
     """Random parameters."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
@@ -128,7 +128,7 @@ def recorded(name: str, root: Path) -> Path:
     return folder
 
 
-def rows(name: str, *parts: str) -> Any:
+def rows(name: str, *parts: str):
     """The mark of a test of each row of a table, whose parts have these names; JSON is read."""
     table = [
         [json.loads(x) if str(x).startswith(("{", "[")) else x for x in row] for row in TABLES[name]
@@ -141,20 +141,20 @@ def json_in(path: Path) -> dict[str, Any]:
     return json.loads((path / CONFIG if path.is_dir() else path).read_text())
 
 
-def edit(path: Path, **fields: Any) -> None:
+def edit(path: Path, **fields):
     """Sets fields of a JSON file, or of a folder's config.json; None removes one."""
     values = {name: x for name, x in (json_in(path) | fields).items() if x is not None}
     (path / CONFIG if path.is_dir() else path).write_text(json.dumps(values))
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]):
     """Applies `change` to the dict of tensors in model.safetensors."""
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
 
 
-def make_shards(folder: Path) -> None:
+def make_shards(folder: Path):
     """Splits the weights into a.safetensors, b.safetensors and an index."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -166,7 +166,7 @@ def make_shards(folder: Path) -> None:
     (folder / weights.INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def assert_same(a: store.Model, b: store.Model) -> None:
+def assert_same(a: store.Model, b: store.Model):
     assert (a.config, a.token_spec) == (b.config, b.token_spec)
     assert (a.head is None) == (b.head is None)
     trees = [(a.params, b.params)]

@@ -32,7 +32,7 @@ def form_of(name: str) -> dict[str, Any]:
     return form
 
 
-def class_of(name: str, suffix: str) -> Any:
+def class_of(name: str, suffix: str):
     """transformers' class of a form's model type, such as its `Config`."""
     import transformers
 
@@ -85,7 +85,7 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
     return made
 
 
-def respell(path: Path) -> None:
+def respell(path: Path):
     """Gives the fields of a config.json the names that transformers 4 gives them."""
     fields = json.loads(path.read_text())
     rope = fields.pop("rope_parameters")
@@ -96,7 +96,7 @@ def respell(path: Path) -> None:
     path.write_text(json.dumps(fields))
 
 
-def write_words(folder: Path, form: dict[str, Any]) -> None:
+def write_words(folder: Path, form: dict[str, Any]):
     """Writes a tokenizer and a chat template."""
     from transformers import PreTrainedTokenizerFast
 

@@ -73,7 +73,7 @@ GGUF = {  # contents, by a part of the sentence
 }
 
 
-def refused(capsys, source: Path, sentence: str, *more: str) -> None:
+def refused(capsys, source: Path, sentence: str, *more: str):
     begun = time.process_time()
     assert main(["generate", "autoregressive", "a", "--model", str(source), *more]) == 1
     out, err = capsys.readouterr()
@@ -150,7 +150,7 @@ def test_memory_is_bounded(tmp_path):
 def in_torch(write):
     """A file of PyTorch in the place of the safetensors."""
 
-    def apply(folder: Path) -> None:
+    def apply(folder: Path):
         (folder / WEIGHTS).unlink()
         write(folder / "pytorch_model.bin")
 
@@ -167,7 +167,7 @@ def pipe(path: Path) -> Path:
     return path
 
 
-def twice(path: Path) -> None:
+def twice(path: Path):
     write_checkpoint(path, {})
     with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
         file.writestr(file.namelist()[-1], b"")
@@ -179,7 +179,7 @@ REPEATED = Tensor(Storage(np.ones(1, np.float32)), 0, (10**6, 10**6), (0, 0))
 def header(change):
     """Another header of the safetensors."""
 
-    def apply(folder: Path) -> None:
+    def apply(folder: Path):
         content = (folder / WEIGHTS).read_bytes()
         end = 8 + int.from_bytes(content[:8], "little")
         (folder / WEIGHTS).write_bytes(text(change(content[8:end].rstrip())) + content[end:])

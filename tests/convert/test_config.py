@@ -42,7 +42,7 @@ TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.fl
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def cast(folder, kind: str, part: str = "") -> None:
+def cast(folder, kind: str, part: str = ""):
     """Casts the tensors whose names hold `part`."""
     rewrite(
         folder, lambda t: t.update({n: x.astype(TYPES[kind]) for n, x in t.items() if part in n})

@@ -69,7 +69,7 @@ def want() -> store.Model:
     return store.load(GOLDEN)
 
 
-def assert_times(found: store.Model, want: store.Model, factor: float) -> None:
+def assert_times(found: store.Model, want: store.Model, factor: float):
     assert (found.config, found.token_spec) == (want.config, want.token_spec)
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(a, b * np.float32(factor)),
@@ -202,7 +202,7 @@ def replaced(**files):
 def edited(name: str, array: np.ndarray | None):
     """A checkpoint with another tensor of that name; None removes it."""
 
-    def write(path: Path, tensors) -> None:
+    def write(path: Path, tensors):
         tree = tree_of(tensors)
         tree["state_dict"].pop(f"backbone.{name}", None)
         if array is not None:
@@ -212,12 +212,12 @@ def edited(name: str, array: np.ndarray | None):
     return write
 
 
-def cut(path: Path, tensors) -> None:
+def cut(path: Path, tensors):
     write_checkpoint(path, tree_of(tensors))
     path.write_bytes(path.read_bytes()[:-200])
 
 
-def flipped(path: Path, tensors) -> None:
+def flipped(path: Path, tensors):
     """One bit of the embedding."""
     write_checkpoint(path, tree_of(tensors))
     content = bytearray(path.read_bytes())
@@ -266,7 +266,7 @@ def test_files_that_are_wrong(tensors, tmp_path, refused, write, message):
 # Weights of Hugging Face folders
 
 
-def as_torch(source: Path, write, shards: bool) -> None:
+def as_torch(source: Path, write, shards: bool):
     """Puts what `write` makes of tables of tensors in the place of a folder's safetensors."""
     tensors = load_file(source / WEIGHTS)
     (source / WEIGHTS).unlink()
@@ -281,7 +281,7 @@ def as_torch(source: Path, write, shards: bool) -> None:
         write(source / file, {name: tensors[name] for name in part})
 
 
-def write_by_hand(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def write_by_hand(path: Path, tensors: dict[str, np.ndarray]):
     tree = collections.OrderedDict((name, tensor(array)) for name, array in tensors.items())
     tree._metadata = {"": {"version": Harmful()}}  # an attribute, as `state_dict` sets it
     write_checkpoint(path, tree)
@@ -300,7 +300,7 @@ class TestFolders:
     def test_what_torch_writes(self, name, shards, copy):
         import torch
 
-        def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+        def write(path: Path, tensors: dict[str, np.ndarray]):
             torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
 
         source = copy(name)

@@ -20,7 +20,7 @@ from paradec_jax.convert.torch_files import STORAGES
 KINDS = {dtype: name for name, dtype in STORAGES.items()}
 
 
-def foreign(module: str, name: str, **members: Any) -> type:
+def foreign(module: str, name: str, **members) -> type:
     """A class that is pickled by this module and name."""
     return type(name, (), {"__module__": module, "__qualname__": name, **members})
 
@@ -78,7 +78,7 @@ def tensor(array: np.ndarray) -> Tensor:
     return Tensor(Storage(array.reshape(-1)), 0, array.shape, stride)
 
 
-def settings(values: dict[str, Any]) -> Any:
+def settings(values: dict[str, Any]):
     """A DictConfig of OmegaConf: each holds a parent, and values lie in nodes."""
     config = DICT_CONFIG()
     config._metadata, config._parent, config._content = {"flags": None}, None, {}
@@ -103,12 +103,12 @@ def named_modules() -> dict[str, types.ModuleType]:
     return modules
 
 
-def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
+def pickled(tree, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
     """The pickle of a tree, and the numbers of its storages by key."""
     storages: list[Storage] = []
 
     class Pickler(pickle.Pickler):
-        def persistent_id(self, value: Any) -> Any:
+        def persistent_id(self, value):
             if not isinstance(value, Storage):
                 return None
             if value not in storages:
@@ -122,7 +122,7 @@ def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
     return buffer.getvalue(), [storage.numbers for storage in storages]
 
 
-def write_checkpoint(path: Path, tree: Any, *, protocol: int = 2, **replaced: bytes | None) -> Path:
+def write_checkpoint(path: Path, tree, *, protocol: int = 2, **replaced: bytes | None) -> Path:
     """Writes a file of PyTorch, of which `data_pkl`, `byteorder` and `data_0`, ... may be replaced,
     or left out.
     """

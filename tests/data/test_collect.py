@@ -123,13 +123,6 @@ def test_rows_without_a_whole_block_have_none():
     assert [iterates.tolist() for iterates in found[2].iterates] == [[[first, PAD, PAD, PAD]]]
 
 
-def test_what_has_no_blocks_is_refused():
-    request = tiny_request(4)
-    for decoder in decode.Jacobi(running=True), decode.Jacobi(blocks=2):
-        with pytest.raises(ValueError, match="needs a decoder of single blocks"):
-            collect(decoder.bind(STUB, 40), None, request, (1, 2, 3))
-
-
 def network_predictor(name: str):
     """Next tokens of a recorded model, from one pass over everything, cut out of one program."""
     network, params, _ = model(name)

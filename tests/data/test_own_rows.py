@@ -11,7 +11,7 @@ import pytest
 from experiments.tasks import build_tokenizer
 from experiments.tasks.pointers import pointer_batches
 from paradec_jax.data.endless import Endless, Part
-from paradec_jax.data.pairs import pair_batches
+from paradec_jax.data.pairs import Selection, pair_batches
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.data.trajectories import Generation, Trajectories, append, claim
 
@@ -25,7 +25,15 @@ def pairs(folder):
             folder,
             [Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts, 4 * len(drafts))],
         )
-    return pair_batches(Trajectories(folder), seed=1, batch_tokens=120, indices=np.arange(6)).make
+    return pair_batches(
+        Trajectories(folder),
+        seed=1,
+        batch_tokens=120,
+        indices=np.arange(6),
+        selection=Selection(),
+        alone=False,
+        multiple=1,
+    ).make
 
 
 MAKERS = {

@@ -95,7 +95,7 @@ def test_another_collection_is_refused(folder):
         claim(folder, N, {"seed": 4})
 
 
-def damage(folder, how: str) -> None:
+def damage(folder, how: str):
     index, shard = json.loads((folder / "index.json").read_text()), folder / "shard-00001.npy"
     data = bytearray(shard.read_bytes())
     if how == "cut":
@@ -171,7 +171,7 @@ def test_filters():
         Generation(0, np.ones(MAX_TOKENS - 2 * N + 1, np.int32), [text], N),
     ]
     # twelve equal tokens, the first prompt again, one that is too long
-    assert worth_training(items).tolist() == [0]
+    assert worth_training(items, stop=()).tolist() == [0]
     # what follows the stop token is not said
     assert worth_training(items, stop=(5,)).tolist() == [
         0,
@@ -184,8 +184,9 @@ def test_filters():
 
 def pairs(folder, **changes):
     stored = Trajectories(folder)
-    options = {"seed": 0, "batch_tokens": 256, "indices": np.arange(len(stored))} | changes
-    return pair_batches(stored, **options)
+    options = {"seed": 0, "batch_tokens": 256, "indices": np.arange(len(stored))}
+    options |= {"selection": Selection(), "alone": False, "multiple": 1}
+    return pair_batches(stored, **options | changes)
 
 
 def test_an_epoch_shows_every_generation(folder):

@@ -1,24 +1,17 @@
-"""The canvas: what is shown, hidden and sealed; where blocks count from; which span a call reads."""
-
-import dataclasses
-from typing import Any
+"""The canvas: what is shown, hidden and sealed, and where blocks count from."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from marks import slow
-from reading import read
-from stubs import PROMPTS, StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
+from stubs import StubDenoiser, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.canvas.canvas import Canvas
-from paradec_jax.models import TransformerNetwork
 
 STUB = StubDenoiser(sharpness=12.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
-MASK, SIZE, LONGEST = STUB.mask, 12, 20
+MASK, SIZE = STUB.mask, 12
 
 
 def shown(canvas: Canvas, tokens: list[int], places: list[int]) -> Canvas:
@@ -73,69 +66,3 @@ def test_blocks_count_from_the_start_or_from_the_prompts_end():
         canvas = Canvas.of(rows, MASK, 4, origin, whole)
         assert canvas.block_at(at).tolist() == starts
         assert canvas.inside.sum(axis=1).tolist() == ends
-
-
-@dataclasses.dataclass(frozen=True)
-class FromPrompt(TransformerNetwork):
-    """A network whose blocks count from the prompt's end."""
-
-    origin: str = "prompt"
-
-
-def plain(network: Any, params: Any, prompt: list[int], new: int, threshold: float) -> tuple:
-    """Texts and calls of blocks from the prompt's end, everything read anew in each call; before it
-    there is one group, or blocks as well.
-    """
-    block, limit, calls = network.block, len(prompt) + new, 0
-    text = list(prompt)
-    while len(text) < limit:
-        start, text = len(text), text + [31] * block
-        # of one shape for all texts: no block sees a later one
-        group = (np.arange(LONGEST) - len(prompt)) // block
-        group = np.maximum(group, -1) if network.origin == "prompt" else group
-        mask = jnp.asarray(group[:, None] >= group)[None]
-        while 31 in text[start:limit]:
-            padded = jnp.asarray([text + [0] * (LONGEST - len(text))])
-            logits = np.array(read(network, params, padded, mask=mask)[0][0])
-            probs = np.asarray(jax.nn.softmax(logits, axis=-1))
-            tokens = logits[:, :31].argmax(-1)
-            scores = {p: probs[p, tokens[p]] for p in range(start, len(text)) if text[p] == 31}
-            best = max(scores, key=lambda p: scores[p])
-            for p, score in scores.items():
-                text[p] = int(tokens[p]) if score >= threshold or p == best else 31
-            calls += 1
-    return text[len(prompt) : limit], calls
-
-
-@pytest.mark.parametrize("origin", ["prompt", "padded"])
-def test_blocks_from_the_prompts_end_write_what_a_plain_program_writes(origin):
-    network, params = FromPrompt(tiny_blocks().config, origin), tiny_blocks_params(1)
-    spec = TokenSpec(mask=31, alignment="own")
-    decoder = decode.BlockDenoising(network, 24, spec, rule="threshold")
-    request, news = tiny_request((9, 6, 7)), (9, 6, 7)
-    result = decode.run(decoder, params, request, decoder.Knobs(threshold=0.06))
-    want = [
-        plain(network, params, list(prompt), new, 0.06)
-        for prompt, new in zip(PROMPTS, news, strict=True)
-    ]
-    assert result.completions() == [text for text, _ in want]
-    assert result.network_calls.tolist() == [calls for _, calls in want], "stores ride along"
-    assert any(calls < new for (_, calls), new in zip(want, news, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (decode.Masked, {"chunk": 3}),
-        slow(decode.SoftMasked, {"order": "margin"}),
-        (decode.Strided, {"width": 6, "stride": 6}),
-    ],
-)
-def test_scores_about_the_next_position(kind, options):
-    network = dataclasses.replace(STUB, alignment="next")
-    spec = dataclasses.replace(SPEC, alignment="next")
-    decoder = kind(network, SIZE + 2, spec, **options)
-    result = decode.run(decoder, None, tiny_request(9), decoder.Knobs(temperature=0.0, steps=7))
-    assert result.completions() == [
-        network.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
-    ]

@@ -25,41 +25,6 @@ from stubs import (
 from paradec_jax import decode
 from paradec_jax.decode.machine.verify import accept_by_ratio
 
-# The rule alone
-
-
-def test_what_the_ratio_accepts_and_draws_instead_has_the_law():
-    """All drafts of two places and all uniforms, each with its weight, sum to p.
-
-    Shares are such that eight uniforms stand for all of them, and where a draft is refused one token
-    alone is left. The second p depends on the first draft.
-    """
-    first = np.asarray([[0.25, 0.5, 0.25], [0.5, 0.25, 0.25]])  # p, q
-    second = np.asarray([[0.125, 0.125, 0.75], [0.5, 0.25, 0.25], [0.125, 0.625, 0.25]])
-    q2, last = np.asarray([0.25, 0.25, 0.5]), np.asarray([0.0, 1.0, 0.0])
-    grid = (np.arange(8) + 0.5) / 8
-    rows = list(itertools.product(range(3), range(3), grid, grid))
-    a, b = (np.asarray([row[i] for row in rows]) for i in (0, 1))
-    drafts, uniforms = np.stack([a, b], 1), np.asarray([row[2:] for row in rows])
-    weights = first[1][a] * q2[b] / 64
-    proposals = np.broadcast_to(np.stack([first[1], q2]), (len(rows), 2, 3))
-    predictions = np.stack(
-        [np.tile(first[0], (len(rows), 1)), second[a], np.tile(last, (len(rows), 1))], 1
-    )
-    keys = jax.random.split(jax.random.key(0), len(rows))[:, None]
-    accepted, token = jax.jit(accept_by_ratio)(drafts, proposals, predictions, uniforms, keys)
-    accepted, token = np.asarray(accepted), np.asarray(token)[:, 0]
-    assert {*accepted.tolist()} == {0, 1, 2}
-
-    one, two = np.where(accepted > 0, a, token), np.where(accepted > 1, b, token)
-    law = np.bincount(one, weights, minlength=3)
-    np.testing.assert_allclose(law, first[0], atol=1e-7)
-    for x in range(3):
-        here = (accepted > 0) & (a == x)
-        law = np.bincount(two[here], weights[here], minlength=3)
-        np.testing.assert_allclose(law / law.sum(), second[x], atol=1e-7)
-    assert (token[accepted == 2] == 1).all()
-
 
 def test_a_place_without_a_draft_is_drawn_from_p():
     """Its proposal counts for nothing, whatever stands there."""
@@ -222,7 +187,6 @@ def test_a_draft_is_drawn_anew():
     assert excess(texts.reshape(-1, NEW), wanted, 3) < 4
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_few_candidates_change_no_law():
     """q is then that of the few; which they are is decided before the draft is drawn."""

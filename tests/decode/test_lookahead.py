@@ -1,12 +1,10 @@
-"""Lookahead's pool of n-grams against a dictionary of lists, and its calls against a program in
-plain Python.
-"""
+"""Lookahead's pool of n-grams against a dictionary of lists, and a recorded window."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_baselines import keep, lookahead_count
+from plain_baselines import keep
 from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
@@ -49,24 +47,6 @@ def test_a_text_is_read_from_its_start(width):
         for start in range(length - N + 1):
             keep(row, text[start : start + N], PLACES)
     assert listed(pool) == plain
-
-
-@pytest.mark.parametrize(
-    ("options", "fewer"),
-    [
-        ({"level": 3, "window": 4, "guesses": 2}, True),
-        ({"level": 5, "window": 1, "guesses": 3}, False),
-    ],
-)
-def test_calls_are_those_of_lists(options, fewer):
-    """With more levels than columns too, where the window is largest before it is full."""
-    network, budget = StubCausal(weights=(1, 0), slope=0), 20
-    decoder = decode.Lookahead(network, 26, **options)
-    result = decode.run(decoder, None, tiny_request(budget))
-    counts = zip(result.network_calls.tolist(), result.positions.tolist(), strict=True)
-    assert list(counts) == [lookahead_count(options, network, len(p), budget)[:2] for p in PROMPTS]
-    assert result.completions() == [network.expected(p, budget) for p in PROMPTS]
-    assert bool((result.network_calls < budget).any()) == fewer
 
 
 def test_a_recorded_window_takes_the_place_of_the_keys():

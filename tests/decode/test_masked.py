@@ -18,13 +18,12 @@ import pytest
 from chi_square import excess
 from marks import over, slow
 from results import listed
-from stubs import JointDenoiser, StubDenoiser, SumDenoiser, tiny_denoiser
+from stubs import JointDenoiser, StubDenoiser, tiny_denoiser
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.decode.masked.masked import SCORES
 from paradec_jax.decode.rules import partition
 from paradec_jax.families import parameter_shapes
 
@@ -131,15 +130,6 @@ def test_texts_have_the_law_of_the_steps(name):
     assert excess(drawn(name), law_of(name), 3) < 4
 
 
-def test_the_laws_of_these_samplers_are_apart():
-    """What is told apart is not the same: three steps, cosine steps, one call and the joint law
-    itself.
-    """
-    laws = [law_of("linear"), law_of("cosine"), law_of("one-call"), JOINT.law]
-    for one, other in itertools.combinations(laws, 2):
-        assert DRAWS * np.sum((one - other) ** 2 / np.maximum(one, 1e-9)) > 200
-
-
 FULL, HOT = {"rule": "static", "order": "random"}, {"temperature": 1.0}
 ONE_A_CALL = {
     "single": (decode.Masked(JOINT, order="single"), {}),
@@ -166,45 +156,6 @@ def test_rows_of_unequal_lengths_have_the_laws_of_their_own():
     for length in (2, 3):
         some = tokens[lengths == length, :length]
         assert excess(some, enumerated(JOINT, (HOLE,) * length, linear(2)), 3) < 4
-
-
-# The price of parallel steps
-
-SUMS = 8_000
-VALID = {1: 0.6, 2: 16, 4: 43, 8: 66, 16: 82, 64: 95}  # percent
-
-
-@functools.cache
-def sums(order: str) -> Any:
-    network = SumDenoiser()
-    decoder = decode.Masked(network, 9, spec(network), order=order)
-    rows = SUMS if order in ("random", "single") else SUMS // 8
-    request = decode.make_request(np.zeros((rows, 0)), max_new_tokens=9, keys=KEYS[:rows])
-    return lambda **knobs: np.asarray(
-        decode.run(decoder, None, request, decoder.Knobs(**knobs)).tokens
-    )
-
-
-@pytest.mark.slow
-def test_sums_are_right_the_more_often_the_more_steps_there_are():
-    found = {
-        steps: 100 * SumDenoiser().valid(sums("random")(steps=steps)).mean() for steps in VALID
-    }
-    assert found == pytest.approx(VALID, abs=1.5)
-
-
-@pytest.mark.slow
-def test_sums_are_right_where_a_call_reveals_one_position():
-    tokens = sums("single")()
-    assert SumDenoiser().valid(tokens).all() and len(np.unique(tokens, axis=0)) > 5_000
-
-
-@pytest.mark.slow
-def test_orders_by_score_change_the_law():
-    """Here for the worse: the surest digits of a sum hang together."""
-    for order in SCORES:
-        valid = 100 * SumDenoiser().valid(sums(order)(steps=8)).mean()
-        assert abs(valid - VALID[8]) > 10, (order, valid)
 
 
 # How many calls
@@ -260,19 +211,6 @@ def zipf(count: int = 50_000) -> np.ndarray:
     return law / law.sum()
 
 
-def entropy(law: np.ndarray) -> float:
-    return -(law[law > 0] * np.log(law[law > 0])).sum()
-
-
-def as_drawn(law: np.ndarray, odds: float) -> np.ndarray:
-    """What a race with float32's uniforms makes of a law, whose noise ends at 2^-24, against a mask
-    of these odds.
-    """
-    rare = np.minimum(1 / (2.0**24 * law * odds), 500)
-    drawn = law * rare / np.expm1(rare)
-    return drawn / drawn.sum()
-
-
 @dataclasses.dataclass(frozen=True)
 class ZipfDenoiser(JointDenoiser):
     """The same law at every position, whatever is revealed."""
@@ -288,13 +226,9 @@ class ZipfDenoiser(JointDenoiser):
 @pytest.mark.slow
 def test_many_steps_lose_no_rare_token():
     """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24
-    p (t - s) / s.
+    p (t - s) / s: the mean below would be 6.4.
     """
     law = zipf()
-    assert entropy(law) == pytest.approx(8.26, abs=0.01)
-    assert entropy(as_drawn(law, (1 / 1024) / (1 - 1 / 1024))) == pytest.approx(6.4, abs=0.1)
-    assert entropy(as_drawn(law, 1.0)) > 8.2, "a token drawn after the reveal"
-
     network = ZipfDenoiser(50_000, 1, (), max_length=1_024)
     decoder = decode.Masked(network, 2, spec(network), chunk=1)
     # The first of 1,024 steps that reveals anything, in many texts.
@@ -305,9 +239,8 @@ def test_many_steps_lose_no_rare_token():
     surprise = -np.log(law[np.asarray(first)[first < network.mask]])
     assert len(surprise) >= 320
     error = surprise.std() / math.sqrt(len(surprise))
-    assert surprise.mean() == pytest.approx(8.26, abs=4 * error) and error < 0.2, (
-        "its mean is the entropy where tokens have the law"
-    )
+    entropy = -np.sum(law * np.log(law))  # the mean where tokens have the law
+    assert surprise.mean() == pytest.approx(entropy, abs=4 * error) and error < 0.2
 
 
 def canvas_of(state, info):

@@ -1,8 +1,4 @@
-"""The parts of recurrent decoders by themselves: the exit loop, the window of a wave, noise."""
-
-import dataclasses
-import types
-from typing import Any
+"""The parts of recurrent decoders by themselves: the exit loop, noise, thresholds."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +8,6 @@ from stubs import StubNetwork
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.wave import Wave
 
 # The newest tokens, at positions 3, 4, 5 and 6, need 1, 2, 4 and 9 recurrences; the fourth row
 # stops at once.
@@ -57,88 +52,6 @@ def test_the_release_samples_from_the_last_check():
         request = decode.make_request([prompt], max_new_tokens=2)
         result = decode.run(decoder, None, request, decoder.Knobs(check_every=2))
         assert result.completions() == [[right[0], (right[1] + early) % stub.vocab_size]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Stands:
-    """What a wave moves in: rows, and the wave itself."""
-
-    rows: types.SimpleNamespace
-    wave: Wave
-    cache: None = None
-    steps: Any = 0
-    fill: Any = None
-
-
-def wave() -> Wave:
-    """Five slots of two rows, three and four of them in use."""
-    slots = jnp.arange(10).reshape(2, 5)
-    states = 1.0 + slots[..., None]
-    return Wave(
-        10 + slots,
-        states,
-        100 + states,
-        jnp.array([[6, 4, 2, 0, 0], [8, 6, 4, 2, 0]]),
-        jnp.array([3, 4]),
-    )
-
-
-def network() -> Any:
-    """Initial latents of -1, and keys and values that are one array."""
-    return types.SimpleNamespace(
-        latents=lambda cache, positions: jnp.full((*positions.shape, 1), -1.0),
-        widen=lambda kv, width: jnp.pad(kv, ((0, 0), (0, width - kv.shape[1]))),
-    )
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_wave_moves_on_and_opens(warm):
-    decoder = types.SimpleNamespace(window=5, headway=2, network=network())
-    rows = types.SimpleNamespace(done=jnp.array([False, False]), length=jnp.array([7, 6]))
-    predicted = jnp.array([[11, 12, 22, 0, 0], [16, 31, 32, 33, 0]])
-    state = Stands(rows, wave(), fill=jnp.full((2, 12), 40))
-    knobs = types.SimpleNamespace(max_wavefront=4)
-    moved = waves.WaveDecoder.move(decoder, state, jnp.array([2, 1]), predicted, knobs, warm)
-    assert moved.wave.active.tolist() == [3, 4] and moved.steps.tolist() == [1, 1]
-    # The first new slot has a prediction, the ones after it do not.
-    assert moved.wave.tokens.tolist() == [[12, 22, 40, 40, 40], [16, 31, 32, 33, 40]]
-    # Without warm starts a slot starts again where its token has changed, or one before it.
-    want = [[3, -1, -1, -1, -1], [7, 8, 9, -1, -1] if warm else [7, -1, -1, -1, -1]]
-    assert moved.wave.states[..., 0].tolist() == want
-    assert moved.wave.recurrences.tolist() == [
-        [2, 0, 0, 0, 0],
-        [6, 4, 2, 0, 0] if warm else [6, 0, 0, 0, 0],
-    ]
-
-
-def test_a_wave_says_which_slots_were_computed_from_what_is_predicted():
-    agrees = wave().agrees(jnp.array([[11, 12, 0, 14, 0], [16, 0, 18, 19, 0]]))
-    assert agrees.tolist() == [[True, True, True, False, True], [True, True, False, True, True]]
-
-
-@pytest.mark.parametrize(
-    ("running", "options", "width"),
-    [
-        ((True, True), {}, 5),
-        ((True, False), {}, 3),
-        ((False, False), {}, 2),
-        ((False, False), {"headway": 2}, 3),
-        ((False, False), {"bounded": True}, 5),
-    ],
-)
-def test_the_narrowest_width_that_holds_the_running_waves(running, options, width):
-    choices = {"window": 5, "headway": 1, "buckets": (3, 2, 9), "bounded": False, **options}
-    widths = waves.widths_of(**choices)
-    state = Stands(types.SimpleNamespace(done=~jnp.array(running)), wave())
-
-    def predict(narrow):
-        return (narrow.wave.tokens, None), narrow.wave.tokens, {"n": jnp.zeros(2)}
-
-    (tokens, nothing), kv, _ = waves.on_narrowest(network(), widths, state, predict)
-    want = np.where(np.arange(5) < width, wave().tokens, 0)
-    np.testing.assert_array_equal(tokens, want)
-    np.testing.assert_array_equal(kv, want)
-    assert nothing is None
 
 
 @pytest.mark.parametrize("schedule", ["dampened", "constant"])

@@ -28,7 +28,6 @@ def test_lists_are_padded_on_the_right():
     assert request.tokens.tolist() == [[3, 1, 4], [1, 0, 0], [0, 0, 0]]
     assert request.lengths.tolist() == [3, 1, 0] and request.budgets.tolist() == [2, 2, 2]
     assert request.given is None and request.stop.shape == (3, 0)
-    assert request.positions.tolist() == [[0, 1, 2]] * 3
 
 
 def test_holes_are_kept_and_their_absence_is_none():

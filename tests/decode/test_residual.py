@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import stubs
 from marks import slow
-from plain_canvas import residual_count
 
 from experiments.decoders.residual_veto import ResidualVeto
 from experiments.replicas import ReleasedVeto
@@ -57,24 +56,6 @@ RIGHT, LIAR = stubs.StubHead(STUB), stubs.StubHead(STUB, "liar")
 
 
 # Direct decoding
-
-
-@pytest.mark.parametrize("alignment", ["own", slow("next")])
-@pytest.mark.parametrize("fused", [True, slow(False)])
-@pytest.mark.parametrize("steps", [1, slow(3)])
-@pytest.mark.slow
-def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
-    """A right head lies if its cache lacks a block, or holds what was said of one that was not
-    complete.
-    """
-    options = {"head_steps": steps, "fuse_store": fused, "fuse_prompt": fused}
-    result = run(decode.Residual, RIGHT, rule="static", alignment=alignment, **options)
-    assert result.completions() == base().completions()
-    stub = dataclasses.replace(STUB, alignment=alignment)
-    assert totals(result) == [
-        residual_count({"block": 4, **options}, stub, len(prompt), new)
-        for prompt, new in zip(stubs.PROMPTS, BUDGETS, strict=True)
-    ]
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""Rows: appending, revealing in any order, and the two ways a row ends, honoured once for every
-decoder.
-"""
+"""Rows: revealing in any order, what is committed, and how a row ends; `tests/laws` for each decoder."""
 
 import dataclasses
 
@@ -42,30 +40,12 @@ def filled(rows, value):
 
 
 class TestBegin:
-    def test_prompts(self):
-        rows = prompts()
-        assert rows.prompt_lengths.tolist() == rows.length.tolist() == [3, 5, 2]
-        assert rows.limit.tolist() == [8, 10, 7] and rows.tokens.shape == (3, SIZE + SCRATCH)
-        assert (
-            rows.fixed is None
-            and not rows.done.any()
-            and rows.finish(0).generated.tolist() == [0, 0, 0]
-        )
-        assert {name: count.tolist() for name, count in rows.counts.items()} == {
-            "network_calls": [0] * 3,
-            "positions": [0] * 3,
-            "recurrences": [0] * 3,
-        }
-
     def test_canvases(self):
         rows = canvases()
         assert rows.prompt_lengths.tolist() == rows.length.tolist() == [1, 0, 4]
         assert rows.limit.tolist() == [4, 6, 7] and not rows.done.any()
         assert rows.fixed.shape == rows.tokens.shape and not rows.fixed[:, 4:].any()
         assert rows.fixed[:, :4].tolist() == GIVEN
-
-    def test_the_buffer_cuts_a_budget(self):
-        assert prompts(budget=50).limit.tolist() == [SIZE] * 3
 
     def test_nothing_left_to_write_is_an_end(self):
         request = make_request(
@@ -76,28 +56,9 @@ class TestBegin:
 
 
 class TestCommit:
-    def test_tokens_are_appended_up_to_the_stop_token(self):
-        rows = prompts().commit(jnp.array([[4, 5, 6], [4, STOP, 6], [STOP, 4, 5]]), ints(2, 3, 3))
-        assert rows.length.tolist() == [5, 7, 3] and rows.finish(0).generated.tolist() == [2, 2, 1]
-        assert rows.reason.tolist() == [Reason.RUNNING, Reason.STOP, Reason.STOP]
-        assert rows.completions() == [[4, 5], [4, STOP], [STOP]]
-
-    def test_tokens_are_appended_up_to_the_budget(self):
-        rows = prompts(budget=2).commit(jnp.array([[4, 5, STOP]] * 3), ints(1, 2, 3))
-        assert rows.length.tolist() == [4, 7, 4]
-        assert rows.reason.tolist() == [Reason.RUNNING, Reason.BUDGET, Reason.BUDGET]
-        assert rows.completions() == [[4], [4, 5], [4, 5]]
-
     def test_a_stop_token_on_the_last_place_is_a_stop(self):
         rows = prompts(budget=2).commit(jnp.array([[4, STOP]] * 3), ints(2, 2, 2))
         assert rows.reason.tolist() == [Reason.STOP] * 3
-
-    def test_rows_that_have_stopped_stay(self):
-        ended = prompts().interrupt(jnp.array([False, True, False]))
-        rows = ended.commit(jnp.full((3, 2), 4), ints(2, 2, 0))
-        assert rows.length.tolist() == [5, 5, 2] and rows.reason.tolist() == [0, Reason.CALLER, 0]
-        np.testing.assert_array_equal(rows.tokens[1], ended.tokens[1])
-        assert rows.allowed(jnp.full((3, 2), 4), ints(1, 1, 1)).tolist() == [1, 0, 1]
 
     def test_log_probs_go_with_their_tokens(self):
         rows = prompts(log_probs=True)
@@ -106,17 +67,6 @@ class TestCommit:
         assert [row.tolist() for row in found] == [[-0.5], [-0.5, -1.0], [-0.5, -1.0]]
         with pytest.raises(ValueError, match="no log-probabilities were kept"):
             prompts().finish(0).generated_log_probs()
-
-    def test_only_running_rows_spend(self):
-        rows = prompts().interrupt(jnp.array([False, True, False]))
-        rows = rows.spend({"recurrences": ints(3, 3, 4)}, positions=2).spend(
-            {}, ints(1, 1, 5), calls=2
-        )
-        assert {name: count.tolist() for name, count in rows.counts.items()} == {
-            "network_calls": [3, 0, 3],
-            "positions": [3, 0, 7],
-            "recurrences": [3, 0, 4],
-        }
 
 
 class TestWrite:
@@ -151,12 +101,6 @@ class TestSettle:
         assert settled.length.tolist() == [3, 4, 5]
         assert settled.finish(0).generated.tolist() == [1, 2, 1] and not settled.done.any()
         assert settled.completions() == [[4], [4, 4], [4]]
-
-    def test_the_budget_cuts_it(self):
-        rows = filled(canvases(), 4).settle(jnp.ones((3, SIZE + SCRATCH), bool))
-        assert rows.length.tolist() == rows.limit.tolist() == [4, 6, 7]
-        assert rows.reason.tolist() == [Reason.BUDGET] * 3
-        assert rows.completions() == [[4] * 2, [4] * 4, [4] * 3]
 
     def test_a_generated_stop_token_cuts_it_and_a_given_one_does_not(self):
         rows = filled(canvases(), 4)

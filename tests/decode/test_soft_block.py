@@ -29,7 +29,7 @@ KNOBS: dict[str, Any] = {"temperature": 1.7, "token_temperature": 0.6}
 KNOBS |= {"gate_temperature": 0.7, "threshold": (0.8, 0.7)}
 
 
-def seen(state: Any, info: Any) -> Any:
+def seen(state, info):
     """A scalar of all that is soft in a step, and what is discrete beside it."""
     weights = jnp.sin(jnp.arange(info.hidden.size)).reshape(info.hidden.shape)
     share = info.staying + info.leaving * jnp.sum(
@@ -43,7 +43,7 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
     return soft_canvas.arguments(tiny_blocks_params(1, 2.0, **WIDE), KNOBS, TEXT, shift)
 
 
-def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
+def loss(kind: type, relaxation: str, alignment: str = "own"):
     """Arguments -> a scalar of all steps, and what happened in them."""
     spec = dataclasses.replace(SPEC, alignment=alignment)
     decoder = kind(
@@ -51,7 +51,7 @@ def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
     )
     request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
 
-    def value(at: dict[str, Any]) -> Any:
+    def value(at: dict[str, Any]):
         soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
         given = (at["params"], soft, decoder.Knobs(**at["knobs"]))
         _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
@@ -61,7 +61,7 @@ def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
 
 
 @functools.cache
-def graded(relaxation: str, alignment: str = "own") -> Any:
+def graded(relaxation: str, alignment: str = "own"):
     with jax.enable_x64(True):
         function = loss(decode.SoftBlock, relaxation, alignment)
         (value, events), gradient = jax.jit(jax.value_and_grad(function, has_aux=True))(arguments())
@@ -115,9 +115,7 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
 HARD = {"temperature": 0.0, "threshold": (0.3, 0.2)}
 
 
-def compared(
-    kind: type, alignment: str, knobs: dict[str, Any], fused: bool = True, **options: Any
-) -> Any:
+def compared(kind: type, alignment: str, knobs: dict[str, Any], fused: bool = True, **options):
     """What a decoder writes, and the head inputs that it read."""
     spec = TokenSpec(mask=31, alignment=alignment)
     decoder = kind(tiny_blocks(), 24, spec, fuse_store=fused, fuse_prompt=fused, **options)

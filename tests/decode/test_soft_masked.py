@@ -32,7 +32,7 @@ NEW, STEPS = 4, 4  # positions after them
 KNOBS = {"temperature": 2.5, "token_temperature": 0.6}
 
 
-def seen(state: Any, info: Any) -> Any:
+def seen(state, info):
     """A scalar of all that is soft in a step, and the tokens beside it."""
     weights = jnp.sin(jnp.arange(info.hidden.size)).reshape(info.hidden.shape)
     return jnp.sum(weights * info.hidden), state.rows.tokens
@@ -43,13 +43,13 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
 
 
 @functools.cache
-def loss(relaxation: str, top_p: float = 1.0) -> Any:
+def loss(relaxation: str, top_p: float = 1.0):
     decoder = decode.SoftMasked(
         NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation
     )
     request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
 
-    def value(at: dict[str, Any]) -> Any:
+    def value(at: dict[str, Any]):
         soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
         given = (at["params"], soft, decoder.Knobs(**at["knobs"], top_p=top_p))
         _, (values, tokens) = decode.rollout(decoder, *given, n=STEPS, segment=2, record=seen)
@@ -59,7 +59,7 @@ def loss(relaxation: str, top_p: float = 1.0) -> Any:
 
 
 @functools.cache
-def graded(relaxation: str, top_p: float = 1.0) -> Any:
+def graded(relaxation: str, top_p: float = 1.0):
     with jax.enable_x64(True):
         graded = jax.jit(jax.value_and_grad(loss(relaxation, top_p), has_aux=True))
         (value, (tokens,)), gradient = graded(arguments())

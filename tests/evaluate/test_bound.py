@@ -99,7 +99,6 @@ def test_the_mean_over_tokens():
         ({"alignment": "next"}, "scores 0 to 4 does not fit: it must score at least one, from 1"),
         ({"order": "left"}, "order must be one of random, forward, backward, not 'left'"),
         ({"draws": 1}, "draws must be at least 2"),
-        ({"streams": [1, 2]}, "streams must be one number a row, not 2 for 1 rows"),
     ],
 )
 def test_what_is_refused(change, message):

@@ -23,6 +23,7 @@ from paradec_jax.evaluate import likelihood
 from paradec_jax.evaluate.bound import bounds, is_greedy, score_spans
 from paradec_jax.evaluate.likelihood import Span, continuation_span, log_likelihoods, rolling_spans
 from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
+from paradec_jax.generate import mark_of
 from paradec_jax.store import Model
 
 SPEC = token_spec()
@@ -297,7 +298,7 @@ class TestDecoderLM:
         found = lm.loglikelihood([request(*pair) for pair in pairs])
         assert [greedy for _, greedy in found] == [True, False, True]
         spans = [continuation_span(denoiser.tokenizer, MASKED, *pair, 31) for pair in pairs]
-        marks = [harness._mark(context) for context, _ in pairs]
+        marks = [mark_of(context.encode()) >> 1 for context, _ in pairs]
         assert marks[0] == marks[1] != marks[2]
         wanted = bounds(STUB, {}, spans, STUB.mask, draws=4, streams=marks)
         assert [score for score, _ in found] == [-of.nats for of in wanted]

@@ -17,9 +17,6 @@ def test_wilson_is_the_formula(successes):
     wanted = (centre - spread) / scale, (centre + spread) / scale
     assert wilson(successes, n) == pytest.approx(wanted, rel=1e-12, abs=1e-15)
     assert wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0
-    for wrong in ((0, 0), (3, 2), (-1, 4)):
-        with pytest.raises(ValueError, match="trial"):
-            wilson(*wrong)
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (0, 1), (3, 3), (7, 2), (0, 12)])
@@ -55,8 +52,6 @@ def test_a_speedup_without_prompts_takes_their_seconds_away_on_both_sides():
     value, interval = speedup(tokens, seconds, tokens, seconds, less=reading, base_less=reading - 1)
     assert value == pytest.approx(2)
     assert speedup(tokens, seconds, tokens, seconds, less=seconds + 1)[1] == (0, math.inf)
-    with pytest.raises(ValueError, match="take away"):
-        speedup(tokens, seconds, tokens, seconds, less=np.ones(2))
 
 
 def test_what_is_timed_as_a_whole_has_a_range_over_passes():

@@ -14,7 +14,6 @@ from typing import Any
 
 import decoders_block
 import decoders_full
-import house_decoders as house
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,10 +208,6 @@ ROWS = {
     "released-strided": whole_batch_row(
         replicas.ReleasedStrided, 2 * (2 + 2), steps=2, width=10, stride=5
     ),
-    # A decoder of this folder
-    "open-blocks": decoders_block.block_row(
-        house.OpenBlocks, 3, None, {"threshold": 0.8}, first=(1, 0), blocks=3, log_probs=True
-    ),
 }
 REPLICAS = tuple(
     name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas")
@@ -237,10 +232,8 @@ def by_class(names: Iterable[str], seldom: Iterable[str], apart: Iterable[str] =
 # where the machine goes one more way. Slow are replicas, whose recorded arrays `make golden`
 # replays, and what differs from the first row of its class in options.
 CLASSES = first_rows(ROWS)
-# which `test_house.py` tests
-HOUSE = tuple(name for name, row in ROWS.items() if row.kind.__module__ == house.__name__)
 # Steps of these are those of SemiAutoregressive in another order.
-LONG = (*REPLICAS, *HOUSE, "prophet", "planned", "speculative-denoising")
+LONG = (*REPLICAS, "prophet", "planned", "speculative-denoising")
 ALIKE = (
     *LONG,
     "wavefront-straight-through",
@@ -252,6 +245,7 @@ ALIKE = (
     "residual",
     "residual-speculative",
     "self-verified",
+    "multi-block",
 )
 APART = ("jacobi-blocks",)  # a window of several blocks is a paper of its own
 # One of each kind of state goes through all drivers.

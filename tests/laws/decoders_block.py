@@ -10,6 +10,7 @@ from plain_baselines import Count
 from plain_canvas import (
     block_count,
     drafted_block_count,
+    flight_count,
     residual_count,
     verified_block_count,
 )
@@ -102,6 +103,30 @@ BLOCKS = {
         route="score",
         **APART,
     ),
+    "multi-block": block_row(decode.MultiBlock, 4, flight_count, SURE, log_probs=True),
+    "multi-block-unfused": block_row(
+        decode.MultiBlock,
+        2,
+        None,
+        {"entropy": 1.0},
+        first=(1, 0),
+        flight=3,
+        rule="certain",
+        **APART,
+    ),
+    "multi-block-edits": block_row(
+        decode.MultiBlock,
+        3,
+        None,
+        {"threshold": 0.8, "looks": 2},
+        first=(1, 0),
+        alignment="next",
+        origin="prompt",
+        each=4,
+        flight=3,
+        edits=True,
+        log_probs=True,
+    ),
     "elastic": block_row(
         ElasticDenoising,
         2,
@@ -160,6 +185,10 @@ BLOCKS = {
         batch_wide=True,
     ),
     "released-veto": head_row(replicas.ReleasedVeto, 2, None, {"threshold": 0.5}, first=(1, 0)),
+    "replayed-flight": block_row(replicas.ReplayedFlight, 4, flight_count, SURE),
+    "released-forcing": dataclasses.replace(
+        block_row(replicas.ReleasedForcing, 4, flight_count, SURE), overruns=True
+    ),
     "released-verified": dataclasses.replace(
         block_row(replicas.ReleasedVerified, 2, None, {"temperature": 0.01}, first=(1, 0), each=3),
         overruns=True,

@@ -1,5 +1,6 @@
 """The rows of decoders of a canvas in which every position sees all."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,11 @@ FULL = {
     ),
     "semi-capped": semi(stepped_count, {"steps": 3, "threshold": 0.0}, length=5, rule="capped"),
     "semi-bound": semi(None, {"entropy": 0.5}, length=4, rule="bound", order="entropy"),
+    "multi-block-full": dataclasses.replace(
+        full_row(decode.MultiBlock, None, {"threshold": 0.8}, length=3, flight=3),
+        first=(1, 1),
+        most=lambda new: 1 + 2 * (new + 3),
+    ),
     "wino": full_row(decode.Wino, None, {"threshold": 0.5}, length=5, log_probs=True),
     "prophet": full_row(
         decode.Prophet, None, {"answer": 2, "early": 8.0, "middle": 8.0}, length=4, log_probs=True

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 # than they hold.
 ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 34_450,
-    ("decode",): 60_500,
-    ("losses",): 12_700,
+    ("decode",): 62_900,
+    ("losses",): 13_800,
     ("train",): 9_900,
     ("data",): 9_900,
     ("objectives",): 13_200,
@@ -31,9 +31,9 @@ ROOMS = {
     ("cli",): 9_250,
     ("__init__", "convert", "objective", "records"): 705,
 }
-FOLDERS = {"paradec_jax": 175_000, "convert": 22_500, "experiments": 114_100, "tests": 308_000}
-NAMES = 1_660  # functions and classes of the package, with methods and inner functions
-PUBLIC = 54
+FOLDERS = {"paradec_jax": 179_500, "convert": 22_000, "experiments": 119_500, "tests": 298_000}
+NAMES = 1_710  # functions and classes of the package, with methods and inner functions
+PUBLIC = 55
 STEP = 40  # lines of a decoder's `step`
 ELSEWHERE = {  # names from other files that it reads, those of its private methods included
     "AutoRegressive": 7,
@@ -59,6 +59,7 @@ ELSEWHERE = {  # names from other files that it reads, those of its private meth
     "Residual": 11,
     "ResidualSpeculative": 17,
     "SelfVerified": 19,
+    "MultiBlock": 15,
 }
 LIBRARIES = {"jax", "jnp", "lax", "np", "dataclasses", "functools"}
 WORDS = 21_500  # of Markdown, but for the descriptions of recorded arrays
@@ -95,12 +96,6 @@ def is_text(node: ast.stmt) -> bool:
     """Whether a statement is a literal text, as docstrings are."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
-def test_wrapping_and_explaining_cost_nothing():
-    packed = 'def f(a, b):\n    "What."\n    return a + b\n'
-    airy = 'def f(\n    a, b\n):\n    """What.\n\n    Why.\n    """\n    # Because.\n\n    return (\n        a + b)\n'
-    assert tokens_of(packed) + 2 == tokens_of(airy)  # the two parentheses
 
 
 def tracked() -> list[Path]:

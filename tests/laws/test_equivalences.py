@@ -140,15 +140,6 @@ def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
     assert (spread > 2).all() and (spread < 8).all(), f"the threshold decides nothing: {spread}"
 
 
-@pytest.mark.slow
-def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
-    wave = tiny(decode.Wavefront, "shared", window=1, inner_recurrence=2)
-    knobs = wave.Knobs(momentum=0.0, exit_threshold=0.0, max_recurrence=4)
-    waved = decode.run(wave, tiny_params(), tiny_request(BUDGET), knobs)
-    assert waved.completions() == static("shared").completions()
-    assert waved.counts["recurrences"].tolist() == static("shared").counts["recurrences"].tolist()
-
-
 ALONE = {"window": 1, "inner_recurrence": 2}
 WITHOUT_EXIT = {
     "adaptive": (decode.Adaptive, {"max_recurrence": 4}, {}),
@@ -329,10 +320,12 @@ SELDOM = (
     "residual-veto",
     "self-verified",
     "self-verified-by-score",
+    "multi-block",
+    "multi-block-edits",
 )
 
 
-def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:
+def fused_and_plain(decoder, params, request: decode.Request, knobs):
     """Results with stores and prompts that ride with other calls, and without."""
     for fused in (True, False):
         options = {

@@ -53,7 +53,7 @@ def at_knobs() -> dict[str, jax.Array]:
     return {name: jnp.asarray(value, jnp.float64) for name, value in KNOBS.items()}
 
 
-def seen(state: SoftWavefrontState, info: SoftWaveInfo) -> Any:
+def seen(state: SoftWavefrontState, info: SoftWaveInfo):
     """A scalar of all that is soft in a step, and the discrete events beside it."""
     weights = jnp.sin(jnp.arange(info.refined.size)).reshape(info.refined.shape)
     loss = jnp.sum(info.refined**2, axis=-1)
@@ -61,12 +61,12 @@ def seen(state: SoftWavefrontState, info: SoftWaveInfo) -> Any:
     return value * (1 + 0.1 * state.steps[0]), (state.wave.tokens, info.committed, info.hidden)
 
 
-def soft_loss(kind: type, relaxation: str, remat: bool = True) -> Any:
+def soft_loss(kind: type, relaxation: str, remat: bool = True):
     """(knobs, params) -> a scalar of all steps, and what happened in them."""
     decoder = kind(tiny_network(**WIDE), SIZE, **WAVE, relaxation=relaxation, greedy=True)
     request = tiny_request(BUDGET, prompts=((3, 1, 4), (2, 7)))
 
-    def loss(knobs: dict[str, jax.Array], params: Any) -> Any:
+    def loss(knobs: dict[str, jax.Array], params):
         arguments = (params, request, decoder.Knobs(**knobs))
         if remat:
             _, (values, events) = decode.rollout(
@@ -82,7 +82,7 @@ def soft_loss(kind: type, relaxation: str, remat: bool = True) -> Any:
 
 
 @functools.cache
-def graded(relaxation: str) -> Any:
+def graded(relaxation: str):
     """Value, events and gradient of the loss at `KNOBS`."""
     with jax.enable_x64(True):
         loss = soft_loss(decode.SoftWavefront, relaxation)
@@ -93,14 +93,12 @@ def graded(relaxation: str) -> Any:
 
 
 @functools.cache
-def plain() -> Any:
+def plain():
     """The loss of soft candidates with constants, compiled without its gradient."""
     return jax.jit(soft_loss(Constant, "soft"))
 
 
-def check_differences(
-    params: Any, gradient: dict[str, np.ndarray], events: Any, h: float = 1e-5
-) -> None:
+def check_differences(params, gradient: dict[str, np.ndarray], events, h: float = 1e-5):
     """Compares a gradient at `KNOBS` with central differences of `plain()`, at which no token may
     change.
     """
@@ -204,13 +202,13 @@ TRACED = 14
 WHOLE = (("buckets", ()),)  # the soft wavefront computes every slot of the window, in use or not
 
 
-def whole(state: Any, info: Any) -> Any:
+def whole(state, info):
     """Records wave, rows and info, but no keys, which NumPy cannot hold."""
     return state.wave, dataclasses.replace(state.rows, keys=None), info
 
 
 @functools.cache
-def traced(kind: type, options: tuple = (), knobs: tuple = ()) -> Any:
+def traced(kind: type, options: tuple = (), knobs: tuple = ()):
     """Wave, rows and info of every step of a small random model."""
     network = tiny_network(core_layers=1)
     decoder = kind(network, SIZE, **WAVE, greedy=True, **dict(options))
@@ -219,7 +217,7 @@ def traced(kind: type, options: tuple = (), knobs: tuple = ()) -> Any:
     return decode.trace(decoder, params, request, knobs, n=TRACED, record=whole)[1]
 
 
-def check_same_tokens(soft: Any, hard: Any) -> None:
+def check_same_tokens(soft, hard):
     (soft_wave, soft_rows, _), (hard_wave, hard_rows, _) = soft, hard
     np.testing.assert_array_equal(soft_wave.tokens, hard_wave.tokens)
     jax.tree.map(np.testing.assert_array_equal, soft_rows, hard_rows)

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from decoder_rows import BUDGET
 from decoders import ROWS
-from house_decoders import OpenBlocks
 from marks import over
 from results import listed, rows_of
 from small_tokenizers import letters
-from stubs import PROMPTS, StubDenoiser, tiny_request
+from stubs import PROMPTS, StubDenoiser, infilling, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -31,14 +30,10 @@ TEXTS = (
 LENGTHS, BUDGETS = (4, 0, 2, 4), (3, 9, 3, 0)
 
 
-def infilling(**options):
-    tokens = [
-        [token or 0 for token in text[:length]] for text, length in zip(TEXTS, LENGTHS, strict=True)
-    ]
-    given = [
-        [token is not None for token in text[:n]] for text, n in zip(TEXTS, LENGTHS, strict=True)
-    ]
-    return decode.make_request(tokens, given=given, max_new_tokens=BUDGETS, **options)
+def begun(**options):
+    """The texts as far as their lengths; what follows is for the budgets."""
+    texts = [text[:length] for text, length in zip(TEXTS, LENGTHS, strict=True)]
+    return infilling(texts, BUDGETS, **options)
 
 
 def whole(decoded) -> list[list[int]]:
@@ -62,7 +57,7 @@ CANVASES = {name: decoder.bind(STUB, SIZE, SPEC) for name, decoder in CANVASES.i
 @over(CANVASES, CANVASES.keys() - {"dual"})
 def test_holes_are_filled_by_the_known_law(name):
     decoder, knobs = CANVASES[name], CANVASES[name].Knobs()
-    result = decode.run(decoder, None, infilling(), knobs)
+    result = decode.run(decoder, None, begun(), knobs)
     assert whole(result) == [STUB.expected(text) for text in TEXTS]
     assert result.generated.tolist() == [sum(token is None for token in text) for text in TEXTS]
     assert (
@@ -70,17 +65,17 @@ def test_holes_are_filled_by_the_known_law(name):
     )
     assert result.completions()[0] == [STUB.expected(TEXTS[0])[i] for i in (1, 2, 4, 5, 6)]
     for i in range(len(TEXTS)):
-        assert listed(decode.run(decoder, None, infilling().take([i]), knobs)) == rows_of(result, i)
+        assert listed(decode.run(decoder, None, begun().take([i]), knobs)) == rows_of(result, i)
     if name == "dual":
-        traced, infos = decode.trace(decoder, None, infilling(), knobs, n=12)
+        traced, infos = decode.trace(decoder, None, begun(), knobs, n=12)
         assert listed(traced) == listed(result)
         assert np.asarray(infos.where).sum(axis=(0, 2)).tolist() == result.generated.tolist()
-        served = decode.serve(decoder, None, infilling(), knobs, rows=2, every=1)
+        served = decode.serve(decoder, None, begun(), knobs, rows=2, every=1)
         assert listed(served.decoded) == listed(result)
 
 
 def test_given_tokens_are_never_stops():
-    result = decode.run(CANVASES["dual"], None, infilling(stop=(4,)))
+    result = decode.run(CANVASES["dual"], None, begun(stop=(4,)))
     want = [STUB.expected(text) for text in TEXTS]
     cut = [want[0], want[1][: want[1].index(4) + 1] if 4 in want[1] else want[1]]
     assert whole(result)[0] == want[0], "the 4 that was given ended its row"
@@ -89,7 +84,7 @@ def test_given_tokens_are_never_stops():
 
 def test_a_canvas_reveals_what_is_open_alone():
     decoder = CANVASES["whole"]
-    rows = decoder.begin(infilling(), 0)
+    rows = decoder.begin(begun(), 0)
     canvas = Canvas.of(rows, SPEC.mask)
     assert canvas.open.sum(axis=1).tolist() == [5, 9, 3, 2]
     nines = jnp.full(rows.tokens.shape, 9)
@@ -141,21 +136,3 @@ def test_stop_strings_end_rows(name):
     for i, text in enumerate(free):
         cut = text[: text.index(free[0][3:5])] if i in found else text
         assert cut == (found[i][1] if i in found else watch.visible(i, done=True))
-
-
-def test_several_blocks_are_open_over_one_cache():
-    stub = dataclasses.replace(STUB, block=3)
-    request, calls = tiny_request(9), {}
-    for blocks in (1, 3):
-        decoder = OpenBlocks(stub, SIZE - 1, SPEC, blocks=blocks)
-        result = decode.run(decoder, None, request, decoder.Knobs(threshold=0.8))
-        assert result.completions() == [
-            stub.expected([*prompt, *[None] * 9])[len(prompt) :] for prompt in PROMPTS
-        ]
-        calls[blocks] = result.network_calls.tolist()
-    one = decode.BlockDenoising(
-        stub, SIZE - 1, SPEC, rule="threshold", fuse_store=False, fuse_prompt=False
-    )
-    same = decode.run(one, None, request, one.Knobs(threshold=0.8))
-    assert same.network_calls.tolist() == calls[1]
-    assert all(few < many for few, many in zip(calls[3], calls[1], strict=True))

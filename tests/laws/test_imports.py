@@ -191,33 +191,3 @@ def test_nothing_forbidden(path):
             assert not any(
                 k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords
             )
-
-
-def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    path = tmp_path / "paradec_jax" / "decode" / "rules" / "new.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        "from paradec_jax import models\ndef f():\n    from ...nn import cache\n    import flax.nnx as x\n"
-    )
-    assert list(imports(path)) == ["paradec_jax.models", "paradec_jax.nn.cache", "flax.nnx"]
-    with pytest.raises(AssertionError, match=r"decode\.rules imports"):
-        test_direction(path)
-    with pytest.raises(AssertionError, match=r"flax\.nnx"):
-        test_nothing_forbidden(path)
-
-
-@pytest.mark.parametrize("upper", ["decode.machine", "decode.recurrent", "models"])
-def test_rules_and_families_look_down_alone(tmp_path, monkeypatch, upper):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    path = (
-        tmp_path
-        / "paradec_jax"
-        / "decode"
-        / ("rules" if upper == "decode.machine" else "causal")
-        / "new.py"
-    )
-    path.parent.mkdir(parents=True)
-    path.write_text(f"from paradec_jax.{upper} import something\n")
-    with pytest.raises(AssertionError, match=f"imports paradec_jax.{upper}"):
-        test_direction(path)

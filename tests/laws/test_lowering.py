@@ -68,7 +68,7 @@ def test_decoder(name):
     elif row.net is stubs.StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
         network = stubs.tiny_network(cache, **HALF)
-    elif row.kind.visibilities == ("block",):
+    elif "block" in row.kind.visibilities:
         network = stubs.tiny_blocks(**HALF)
     elif issubclass(row.kind, CanvasDecoder):
         network = stubs.tiny_full(**HALF)

@@ -16,7 +16,7 @@ from stubs import tiny_params, tiny_request
 from paradec_jax import decode
 
 
-def latents_of(state: Any, info: Any) -> Any:
+def latents_of(state, info):
     """Records what the soft path carries, and the tokens that it must not change."""
     if hasattr(state, "wave"):
         return state.wave.states, state.wave.tokens
@@ -24,11 +24,11 @@ def latents_of(state: Any, info: Any) -> Any:
 
 
 def soft(
-    decoder: Any, names: tuple[str, ...], steps: int, segment: int, **fixed: Any
+    decoder, names: tuple[str, ...], steps: int, segment: int, **fixed
 ) -> Callable[[Any], Any]:
     """A scalar of all latents on the way, and the tokens, as a function of some knobs."""
 
-    def value(at: jax.Array) -> Any:
+    def value(at: jax.Array):
         knobs = decoder.Knobs(**fixed, **{name: at[i] for i, name in enumerate(names)})
         _, (latents, tokens) = decode.rollout(
             decoder,

@@ -3,7 +3,6 @@ ends at all.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +88,7 @@ def test_the_caller_may_interrupt(name):
 
     least = 0 if decoder.any_order else 4  # a canvas may be committed all at once
 
-    def interrupt(state: Any) -> np.ndarray:
+    def interrupt(state) -> np.ndarray:
         rows = state.rows
         written = rows.length - rows.prompt_lengths
         enough = rows.counts["network_calls"] >= 1 if decoder.any_order else written >= least

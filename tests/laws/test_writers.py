@@ -34,46 +34,46 @@ FOLDERS = [
 ]
 
 
-def hugging_face(place: Path) -> None:
+def hugging_face(place: Path):
     place.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "optimizer.pt", "notes.txt"):
         (place / name).write_text("{}")
 
 
-def link(place: Path) -> None:
+def link(place: Path):
     hugging_face(place.absolute().with_name("victim"))
     place.symlink_to("victim")
 
 
-def file(place: Path) -> None:
+def file(place: Path):
     place.parent.mkdir(exist_ok=True)
     place.write_text("mine")
 
 
-def a_file_more(place: Path) -> None:
+def a_file_more(place: Path):
     with staged(place) as folder:
         (folder / "config.json").write_text("{}")
     (place / "optimizer.pt").write_text("mine")
 
 
-def other_bytes(place: Path) -> None:
+def other_bytes(place: Path):
     a_file_more(place)
     (place / "optimizer.pt").unlink()
     (place / "config.json").write_text("mine")
 
 
-def a_lying_marker(place: Path) -> None:
+def a_lying_marker(place: Path):
     hugging_face(place)
     (place / MARKER).write_text('{"files": 5, "config.json": 5}')
 
 
-def a_link_inside(place: Path) -> None:
+def a_link_inside(place: Path):
     a_file_more(place)
     (place / "config.json").unlink()
     (place / "config.json").symlink_to("optimizer.pt")
 
 
-def without_marker(place: Path) -> None:
+def without_marker(place: Path):
     shutil.copytree(START, place)
 
 
@@ -221,7 +221,7 @@ def test_no_two_models_have_one_default_folder():
         assert name_of(str(Path(source).absolute())) == name_of(source) == name_of(f"{source}/")
 
 
-def held(folder: Path) -> None:
+def held(folder: Path):
     with hold(folder):
         pass
 

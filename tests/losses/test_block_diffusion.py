@@ -19,8 +19,6 @@ MASK, BLOCK = 31, 4
 SPEC = TokenSpec(mask=MASK, alignment="own")
 CHOICES = {"layers": 2, "block": BLOCK}
 NETWORK = tiny_blocks(**CHOICES)
-# Two samples and padding; a sample that ends inside a block.
-LENGTHS = ((8, 12, 0), (11, 4, 5))
 POSITIONS = np.asarray([[*range(8), *range(12)], [*range(11), *range(4), 0, 0, 0, 0, 0]])
 SAMPLES = np.asarray([[0] * 8 + [1] * 12, [0] * 11 + [1] * 4 + [2] * 5])
 BATCH = {
@@ -81,25 +79,6 @@ def test_rows_of_one_batch_have_blocks_of_several_lengths():
     share = (mixed - long) / (short - long)
     assert abs(short - long) > 1e-2 and 0.2 < share < 0.8
     assert abs(share * rows - round(share * rows)) < 0.1
-
-
-@pytest.mark.slow
-def test_packed_samples_count_as_they_do_alone():
-    packed, _, grads = graded(RECORDED)
-    total, summed = 0.0, jax.tree.map(jnp.zeros_like, grads)
-    for row, lengths in enumerate(LENGTHS):
-        starts = np.cumsum([0, *lengths])
-        for start, length in zip(starts, lengths[:2], strict=False):
-            at = slice(start, start + length)
-            extra = [(0, 0), (0, 16 - length)]  # one program for all
-            alone = {
-                name: np.pad(values[row : row + 1, at], extra) for name, values in RECORDED.items()
-            }
-            loss, _, found = graded(alone)
-            weight = alone["labelled"].sum() / RECORDED["labelled"].sum()
-            total += weight * loss
-            summed = jax.tree.map(lambda s, g, w=weight: s + w * g, summed, found)
-    chex.assert_trees_all_close((packed, grads), (total, summed), rtol=2e-5, atol=1e-5)
 
 
 def test_the_clean_copy_learns_through_what_it_shows():

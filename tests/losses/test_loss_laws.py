@@ -54,9 +54,10 @@ LONG = (
     "self-distillation",
     "residual",
     "cllm",
+    "forcing",
     "full attention",
 )
-EVERY = over(OBJECTIVES, (*LONG[:2], LONG[-1]))  # which studies use, and a loss of another row
+EVERY = over(OBJECTIVES, (*LONG[:2], *LONG[-2:]))  # which studies use, and a loss of another row
 # of two programs a test, which each form of a batch compiles: tokens and pairs
 QUICK = over(OBJECTIVES, OBJECTIVES.keys() - {"next token", "consistency"})
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
@@ -85,7 +86,7 @@ def graded(name: str, batch=None, chunk: int | None = None, key: int = 0):
     return jax.tree.map(np.asarray, program(name, chunk)(*arguments, jax.random.key(key)))
 
 
-def assert_same(name: str, found, wanted) -> None:
+def assert_same(name: str, found, wanted):
     np.testing.assert_allclose(
         found[0][0], wanted[0][0], rtol=2e-6, atol=1e-6 * OBJECTIVES[name].scale
     )
@@ -218,6 +219,8 @@ REFUSED = {
     "DraftRules(target='best')": "target must be one of law, token, not 'best'",
     "DraftRules(decay=1.5)": "decay must be at most 1, not 1.5",
     "DraftRules(anchors=0)": "anchors must be at least 1, not 0",
+    "ForcingRules(labels='soft')": "labels must be one of teacher, data, not 'soft'",
+    "ForcingRules(high=2.0)": "high must be at most 1, not 2.0",
     "ResidualRules(unroll=0)": "unroll must be at least 1, not 0",
     "ResidualRules(reveals=())": r"reveals must be a whole number, not \(\)",
     "ResidualRules(reveals=(1, 0))": "reveals must be at least 1, not 0",
@@ -326,7 +329,7 @@ def test_logits_never_lie_in_memory_whole(name):
     row, vocabulary = OBJECTIVES[name], 101
     changes = {"vocab_size": vocabulary}
     params, frozen = parameter_shapes(row.network(**changes).config), None
-    of_frozen = {"residual": "block diffusion", "draft": "next token"}.get(name)
+    of_frozen = {"residual": "block diffusion", "draft": "next token", "forcing": name}.get(name)
     if of_frozen is not None:
         frozen = parameter_shapes(OBJECTIVES[of_frozen].network(**changes).config)
     if name == "self-distillation":

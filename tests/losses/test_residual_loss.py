@@ -1,11 +1,8 @@
-"""The loss of a residual head: against blocks read one by one, both alignments, reveals,
-objectives, what is kept.
-"""
+"""The loss of a residual head: both alignments, reveals, objectives, what is kept."""
 
 import dataclasses
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +11,6 @@ from marks import over, slow
 from stubs.tiny import drawn
 
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.cross_entropy import token_losses
@@ -87,53 +83,9 @@ def unrolled(*how):
     return run(params_of(HEAD), backbone_params(), RECORDED, jax.random.key(3))
 
 
-# As a decoder reads it: one block after the cached clean blocks before it
-
-
 def samples():
     """Row, first place, number of positions of each sample that has labelled tokens."""
     return [(0, 0, 8), (0, 8, 8), (1, 0, 12)]
-
-
-@jax.jit
-def of_block(params, frozen, clean, noisy, start, residual_before):
-    """What backbone and head say of a block: of y and, from `residual_before` and a, the residual
-    of it.
-    """
-    length = clean.shape[0]
-    cached = BACKBONE.forward(frozen, clean[None], jnp.arange(length)[None])
-    positions = (start + jnp.arange(BLOCK))[None]
-    seen = jnp.asarray(start)[None]
-    out = BACKBONE.forward(frozen, noisy[None], positions, Prefix(cached.kv, seen))
-    table = BACKBONE.embedding(frozen)
-    clean_base, base = residual_before
-    first = HEAD.forward(
-        params, table[clean][None], jnp.arange(length)[None], hidden=clean_base[None]
-    )
-    second = HEAD.forward(
-        params, table[noisy][None], positions, Prefix(first.kv, seen), hidden=base[None]
-    )
-    return cached.hidden[0], out.hidden[0], first.hidden[0], second.hidden[0]
-
-
-def test_steps_are_those_of_blocks_read_alone():
-    """Head inputs of the backbone and residuals, each block after the clean ones before it."""
-    steps, _ = unrolled()
-    run = functools.partial(of_block, params_of(HEAD), backbone_params())
-    for row, first, size in samples():
-        for start in range(0, size, BLOCK):
-            whole, place = slice(first, first + size), slice(first + start, first + start + BLOCK)
-            clean = jnp.asarray(BATCH["tokens"][row, whole])
-            noisy = jnp.where(RECORDED["hidden"][row, place], MASK, clean[start : start + BLOCK])
-            nothing = (jnp.zeros((size, CONFIG.width)), jnp.zeros((BLOCK, CONFIG.width)))
-            a_clean, a, *_ = run(clean, noisy, start, nothing)
-            chex.assert_trees_all_close(steps.start.noisy[row, place], a, atol=1e-4)
-            for k in range(K):
-                tokens = steps.tokens[k, row, place]
-                _, taught, r_clean, r = run(clean, tokens, start, (a_clean, a))
-                chex.assert_trees_all_close(steps.taught[k, row, place], taught, atol=1e-4)
-                chex.assert_trees_all_close(steps.residual.noisy[k, row, place], r, atol=1e-4)
-                a_clean, a = a_clean + r_clean, a + r
 
 
 def kl(teacher, student):

@@ -17,7 +17,7 @@ from paradec_jax.decode.machine import drive
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
 
 
-def bound(row: Any) -> tuple[Any, Any, bool]:
+def bound(row) -> tuple[Any, Any, bool]:
     """A decoder of the laws' table on networks of random weights, their parameters; on stubs where
     it needs those.
     """

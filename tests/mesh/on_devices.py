@@ -36,25 +36,25 @@ COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-sca
 COMPILED: Counter[str] = Counter()
 
 
-def count_compilation(event: str, _: float, **__: Any) -> None:
+def count_compilation(event: str, _: float, **__):
     COMPILED[event] += event == "/jax/core/compile/backend_compile_duration"
 
 
 monitoring.register_event_duration_secs_listener(count_compilation)
 
 
-def place_of(tree: Any) -> list[str]:
+def place_of(tree) -> list[str]:
     """Where each array lies, in words that can be compared."""
     return [str(getattr(leaf.sharding, "spec", leaf.sharding)) for leaf in jax.tree.leaves(tree)]
 
 
 def trained(
-    name: str, mesh: Any, *, steps: int, optimizer: str = "adamw", folder: Path, save: int = 1000
-) -> Any:
+    name: str, mesh, *, steps: int, optimizer: str = "adamw", folder: Path, save: int = 1000
+):
     """A run's last state, its losses, and what compiled and moved after the first update."""
     seen = []
 
-    def look(state: Any) -> dict[str, float]:
+    def look(state) -> dict[str, float]:
         seen.append((place_of(state), sum(COMPILED.values())))
         return {}
 
@@ -78,7 +78,7 @@ def relative(found: list[float], wanted: list[float], scale: float) -> float:
     return float(np.max(np.abs(np.subtract(found, wanted)) / sizes))
 
 
-def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
+def apart(found, wanted) -> tuple[Any, Any]:
     """The difference of all parameters but biases of keys, and theirs.
 
     Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own
@@ -101,7 +101,7 @@ def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     )
 
 
-def leaves_of(tree: Any) -> list[tuple[Any, Any]]:
+def leaves_of(tree) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
@@ -125,7 +125,7 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
     return found
 
 
-def plain(decoded: Any) -> dict[str, Any]:
+def plain(decoded) -> dict[str, Any]:
     """What must not depend on the mesh."""
     from results import listed
 
@@ -240,11 +240,11 @@ def gradient(mesh: str) -> dict[str, Any]:
     decoder = pd.SoftWavefront(tiny_network(), 20, window=4, inner_recurrence=2)
     request, params = tiny_request(6, prompts=PROMPTS), tiny_params()
 
-    def loss(params: Any) -> Any:
+    def loss(params):
         _, records = pd.rollout(decoder, params, request, n=6, record=squares)
         return sum(jax.numpy.sum(x) for x in jax.tree.leaves(records))
 
-    def squares(state: Any, info: Any) -> Any:
+    def squares(state, info):
         del info
         leaves = jax.tree.leaves(state)
         return [
@@ -268,9 +268,7 @@ def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
         tokens = np.zeros((4, 8), np.int32)
         tokens = jax.device_put(tokens, pd.row_shardings(tokens, where))
 
-        def forward(
-            params: Any, tokens: Any, network: Any = network, recurrent: bool = recurrent
-        ) -> Any:
+        def forward(params, tokens, network=network, recurrent: bool = recurrent):
             positions = jax.numpy.broadcast_to(jax.numpy.arange(tokens.shape[1]), tokens.shape)
             prefix = None
             if recurrent:
@@ -296,10 +294,10 @@ def gathers(chunk: int | None) -> dict[str, int]:
     config = dataclasses.replace(PRESETS["test-causal"], dtype="float16", remat="layer")
     params, objective = parameter_shapes(config), next_token_loss(network_of(config), chunk=chunk)
 
-    def placed(leaf: Any, place: Any) -> Any:
+    def placed(leaf, place):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    def gradient(params: Any, tokens: Any) -> Any:
+    def gradient(params, tokens):
         batch = {"tokens": tokens, "targets": tokens, "weights": jax.numpy.ones(tokens.shape)}
         return jax.grad(lambda p: objective(p, None, batch, jax.random.key(0))[0])(params)
 

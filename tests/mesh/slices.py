@@ -16,7 +16,7 @@ from paradec_jax.store import Model, save
 MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
 
 
-def mesh_named(name: str) -> Any:
+def mesh_named(name: str):
     sizes = MESHES[name]
     return None if sizes is None else pd.make_mesh(*sizes)
 
@@ -44,7 +44,7 @@ def weights(names: list[str]) -> dict[str, Any]:
     return found
 
 
-def equal(found: Any, wanted: Any) -> bool:
+def equal(found, wanted) -> bool:
     """Whether all arrays of two trees have the same numbers in the same places."""
     pairs = zip(*map(jax.tree.leaves, (found, wanted)), strict=True)
     return all(

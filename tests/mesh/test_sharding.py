@@ -19,8 +19,8 @@ from paradec_jax.families import (
     network_of,
     parameter_shapes,
 )
-from paradec_jax.sharding.layout import layout, row_shardings, shardings, shardings_like
-from paradec_jax.sharding.mesh import AXES
+from paradec_jax.sharding.layout import layout, shardings, shardings_like
+from paradec_jax.sharding.mesh import AXES, row_shardings
 from paradec_jax.sharding.rules import assign, row_axes
 from paradec_jax.train import TrainState, adamw, muon
 

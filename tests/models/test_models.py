@@ -1,6 +1,4 @@
-"""The network's pieces against small formulas in NumPy, its size, and its behaviour in bfloat16."""
-
-import math
+"""The recurrent network: what is refused, initial states, scaled rotations, its output matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +9,7 @@ from stubs import tiny_network, tiny_params
 
 from paradec_jax.config import RECURRENT_PRESETS, RopeScaling
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.nn import masks
-from paradec_jax.nn.attention import attend
-from paradec_jax.nn.cache import KV, empty, write
-from paradec_jax.nn.rope import rotate, rotation
+from paradec_jax.nn.rope import rotation
 
 RNG = np.random.default_rng(0)
 
@@ -54,15 +49,6 @@ def test_initial_states_do_not_depend_on_the_width(width):
     assert not tiny_network(width=width).initial_state(keys, 0.0).any()
 
 
-def test_rotation_turns_pairs():
-    x, at = normal(1, 2, 3, 6), np.array([[0, 5, 11]])
-    got = np.asarray(rotate(jnp.asarray(x), rotation(jnp.asarray(at), 6, 100.0)))
-    pairs = x[..., ::2] + 1j * x[..., 1::2]
-    turned = pairs * np.exp(1j * at[:, None, :, None] * 100.0 ** (-np.arange(0, 6, 2) / 6))
-    np.testing.assert_allclose(got[..., ::2], turned.real, atol=1e-5)
-    np.testing.assert_allclose(got[..., 1::2], turned.imag, atol=1e-5)
-
-
 # Frequencies that transformers 5.24 scales for 16 channels, base 100, factor 4, original length 4,
 # a text of 8.
 FREQUENCIES = {
@@ -91,70 +77,6 @@ def test_scaled_frequencies_are_those_of_transformers(name):
     length = numbers.get("attention_factor", 1.138629436 if "yarn" in name else 1.0)
     cos, sin = (x[0, 0, 0] for x in rotation(jnp.array([[7]]), 16, 100.0, scaling))
     np.testing.assert_allclose(cos + 1j * sin, length * np.exp(7j * np.array(want)), atol=1e-4)
-
-
-def reference_attention(q, k, v, seen):
-    """One softmax over all keys [S, C] that a query [W, C] sees, [W, S]."""
-    scores = np.where(seen, q @ k.T / math.sqrt(q.shape[-1]), -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v
-
-
-@over([4, 2], argument="groups")
-def test_attention_over_prefix_and_window(groups):
-    heads, width, size, channels = 4, 3, 5, 6
-    q = normal(2, heads, width, channels)
-    window, prefix = (
-        (normal(2, groups, n, channels), normal(2, groups, n, channels)) for n in (width, size)
-    )
-    visible = np.array([2, 5])
-
-    def kv(pair):
-        return KV(jnp.asarray(pair[0]).swapaxes(-1, -2), jnp.asarray(pair[1]))
-
-    mask = masks.visible(jnp.asarray(visible), size)
-    got = attend(jnp.asarray(q), kv(window), masks.causal(width), kv(prefix), mask)
-    alone = attend(jnp.asarray(q), kv(window), masks.causal(width))
-    causal = np.tril(np.ones((width, width), bool))
-    for row in range(2):
-        for head in range(heads):
-            group = head * groups // heads
-            before = np.broadcast_to(np.arange(size) < visible[row], (width, size))
-            keys, values = (
-                np.concatenate([p[row, group], w[row, group]])
-                for p, w in zip(prefix, window, strict=True)
-            )
-            want = reference_attention(
-                q[row, head], keys, values, np.concatenate([before, causal], axis=1)
-            )
-            np.testing.assert_allclose(got[row, head], want, atol=1e-5)
-            want = reference_attention(
-                q[row, head], window[0][row, group], window[1][row, group], causal
-            )
-            np.testing.assert_allclose(alone[row, head], want, atol=1e-5)
-
-
-@over([(), (2,)], argument="slots")
-@over([1, 3], argument="batch")
-def test_cache_writes_each_row_at_its_own_position(batch, slots):
-    cache = empty(batch, 2, 6, 4, jnp.dtype("float32"), slots)
-    window = KV(
-        jnp.asarray(normal(batch, *slots, 2, 4, 2)), jnp.asarray(normal(batch, *slots, 2, 2, 4))
-    )
-    at = [1, 4, 0][:batch]
-    new = write(cache, window, jnp.array(at))
-    for row, p in enumerate(at):
-        np.testing.assert_array_equal(new.v[row, ..., p : p + 2, :], window.v[row])
-        np.testing.assert_array_equal(new.k[row, ..., p : p + 2], window.k[row])
-    assert jnp.count_nonzero(new.v) == jnp.count_nonzero(window.v)
-    assert jnp.count_nonzero(new.k) == jnp.count_nonzero(window.k)
-
-
-def test_a_token_changes_nothing_before_it():
-    logits, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
-    other, _ = forward(tiny_network(), tiny_params(), TOKENS.at[:, 3].add(1), STATE)
-    np.testing.assert_array_equal(logits[:, :3], other[:, :3])
-    assert (logits[:, 3:] != other[:, 3:]).any(axis=-1).all()
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
-"""The transformer: the formula in NumPy, cache, candidates, and what a network of blocks is."""
+"""The transformer: cache, candidates, and what a network of blocks is.
+
+Recorded logits of every layout (`tests/convert/test_forms.py`, `tests/replays`) have its formula.
+"""
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -51,70 +53,6 @@ def empty_cache(network, batch, size):
 @functools.cache
 def uncached(kind: str):
     return read(TransformerNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS)
-
-
-# The formula
-
-
-def norm_of(x, gain, eps):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
-
-
-def rotated(x, position, base):
-    """Channels i and i + C/2 of a head [..., C] as one complex number, turned."""
-    half = x.shape[-1] // 2
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(
-        1j * position * base ** (-np.arange(half) / half)
-    )
-    return np.concatenate([turned.real, turned.imag], axis=-1)
-
-
-def seen(config, layer: int, position: int, length: int) -> slice:
-    """Positions of a text that a position sees in a layer."""
-    block = getattr(config, "block", 1)
-    window = (config.windows[layer] if config.windows else None) or length
-    return slice(max(0, position + 1 - window), min(length, (position // block + 1) * block))
-
-
-def through_layers(c, p, x) -> np.ndarray:
-    """What layers and last norm make of vectors [T, D] in float64, position by position and head by
-    head.
-    """
-    for i in range(c.layers):
-        layer, a = p[f"layer_{i}"], p[f"layer_{i}"]["attention"]
-        h = norm_of(x, layer["attention_norm"], c.norm_eps)
-        q, k, v = (np.einsum("td,dhc->thc", h, a[n]) + a.get(f"{n}_bias", 0) for n in "qkv")
-        if c.qk_norm:
-            q, k = norm_of(q, a["q_norm"], c.norm_eps), norm_of(k, a["k_norm"], c.norm_eps)
-        mixed = np.zeros_like(q)
-        for t in range(len(x)):
-            for head in range(c.heads):
-                group = head // (c.heads // c.kv_heads)
-                query = rotated(q[t, head], t, c.rope_base)
-                at = seen(c, i, t, len(x))
-                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(len(x))[at]])
-                weights = np.exp(keys @ query / math.sqrt(c.head_dim))
-                mixed[t, head] = weights / weights.sum() @ v[at, group]
-        x = x + np.einsum("thc,hcd->td", mixed, a["out"]) + a.get("out_bias", 0)
-        h, mlp = norm_of(x, layer["mlp_norm"], c.norm_eps), layer["mlp"]
-        gate, up = (h @ mlp[name] + mlp.get(f"{name}_bias", 0) for name in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ mlp["down"] + mlp.get("down_bias", 0)
-    return norm_of(x, p["final_norm"], c.norm_eps)
-
-
-def reference(config: TransformerConfig, params, tokens) -> np.ndarray:
-    """Logits [T, V] of one sequence."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    return through_layers(config, p, p["embedding"][tokens]) @ p.get("head", p["embedding"].T)
-
-
-@over(KINDS, argument="kind")
-def test_forward_is_the_formula(kind):
-    logits, *_ = uncached(kind)
-    for row, tokens in zip(logits, TOKENS, strict=True):
-        np.testing.assert_allclose(
-            row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4
-        )
 
 
 def test_vectors_may_take_the_place_of_tokens():

@@ -43,6 +43,7 @@ def test_a_model_of_blocks_goes_on(source, tmp_path, capsys):
     model = pd.load(folder)
     assert (model.tokenizer.token_text(model.token_spec.mask), model.config.layers) == ("~", 3)
     again = ("--model", folder, "--no-look-back", "--blocks", 2, "--packed")
+    again += ("--noise", "group", "--certainty", 0.1)
     assert main(words(source, tmp_path / "second", *again, objective="blocks", updates=2)) == 0
     last = pd.load(tmp_path / "second" / "model")
     assert last.token_spec == model.token_spec and (last.config.block, last.config.blocks) == (

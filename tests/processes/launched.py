@@ -77,7 +77,7 @@ def said(folder: Path) -> str:
     return (folder / "said").read_text()
 
 
-def launched(folder: Path, *calls: list[Any], **options: Any) -> list[Any]:
+def launched(folder: Path, *calls: list[Any], **options) -> list[Any]:
     """What calls, each a list of a name and arguments, return in each process."""
     with started(folder, *calls, **options) as launcher:
         code = launcher.wait(LONG)

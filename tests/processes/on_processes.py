@@ -53,26 +53,26 @@ class Broken(Batches):
 class Seen(Hook):
     """Keeps every line, on process 0."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lines: list[Any] = []
 
-    def write(self, step: int, values: Any) -> None:
+    def write(self, step: int, values):
         self.lines.append(values)
 
 
 class Windows:
     """Windows of a text, and which rows of each batch were made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.maker, self.made = (
             WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1),
             [],
         )
 
-    def __call__(self, index: int) -> Any:
+    def __call__(self, index: int):
         return self.maker(index)
 
-    def part(self, index: int, share: Any) -> Any:
+    def part(self, index: int, share):
         part = self.maker.part(index, share)
         self.made.append((part.first, part.first + len(part.rows["tokens"])))
         return part
@@ -81,11 +81,11 @@ class Windows:
 def train(
     name: str,
     steps: int,
-    mesh: Any,
+    mesh,
     text: bool = False,
     optimizer: str = "adamw",
     rounds: int | None = None,
-    data: Any = None,
+    data=None,
     folder: str | None = None,
     ema_decay: float | None = None,
 ) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def train(
 class Watched(Batches):
     """Batches that come slowly; with the one numbered `end_at` the last process asks itself to end."""
 
-    def __init__(self, make: Any, delay: float, end_at: int | None) -> None:
+    def __init__(self, make, delay: float, end_at: int | None):
         super().__init__(make)
         self.delay, self.end_at = delay, end_at
 

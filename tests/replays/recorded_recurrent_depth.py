@@ -74,7 +74,7 @@ def network(strategy: str = "full", recurrence: int = 1) -> RecurrentDepthNetwor
     return RecurrentDepthNetwork(model().config, cache=mode, recurrence=recurrence)
 
 
-def assert_close(got, want, tolerance: float = ARRAYS) -> None:
+def assert_close(got, want, tolerance: float = ARRAYS):
     close(got, want, tolerance)
 
 

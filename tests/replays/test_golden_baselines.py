@@ -54,7 +54,7 @@ def bound(part: str, trace: dict, decoder):
     return decoder.bind(model(part)[0], trace["prompt_length"] + trace["max_new_tokens"])
 
 
-def check_result(result: decode.Decoded, trace: dict, want: dict[str, np.ndarray]) -> None:
+def check_result(result: decode.Decoded, trace: dict, want: dict[str, np.ndarray]):
     length = int(result.lengths[0])
     equal(result.tokens[0, :length], want["sequence"])
     equal(want["greedy"][0, :length], want["sequence"])
@@ -118,7 +118,7 @@ def test_prompt_lookup(name):
 # Lookahead
 
 
-def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> None:
+def check_window(state, columns: int, want: dict[str, np.ndarray], t: int):
     """Levels, newest token and fill level before call t."""
     filled = int(state.levels.filled[0])
     assert filled == want["fill_level"][t]
@@ -162,25 +162,3 @@ def test_lookahead(name):
         assert np.asarray(seen.newest[0, :width]).tolist() == real(want["window_argmax"][t])
     assert state.rows.done[0]
     check_result(decoder.finish(state), trace, want)
-
-
-@over(
-    [
-        ("prompt_lookup", decode.PromptLookup(max_ngram=2, num_pred=3, min_ngram=1)),
-        ("lookahead", decode.Lookahead(level=4, window=3, guesses=2, pool_from_prompt=True)),
-    ],
-    argument="part, decoder",
-)
-def test_all_prompts_in_one_batch(part, decoder):
-    """Neither drafts nor the other rows change a token."""
-    recorded = [(trace, arrays(part, f"trace_{name}")) for name, trace in traces(part).items()]
-    request = decode.make_request(
-        [want["prompt"][0].tolist() for _, want in recorded],
-        max_new_tokens=[trace["max_new_tokens"] for trace, _ in recorded],
-        stop=model(part)[2],
-    )
-    size = max(trace["prompt_length"] + trace["max_new_tokens"] for trace, _ in recorded)
-    result = decode.run(decoder.bind(model(part)[0], size), model(part)[1], request)
-    for i, (trace, want) in enumerate(recorded):
-        assert result.completions()[i] == want["sequence"][trace["prompt_length"] :].tolist()
-        assert int(result.network_calls[i]) < trace["new_tokens"]

@@ -101,21 +101,3 @@ def test_the_doubled_layout_of_training():
     logits, hidden, _ = read(network, params, row("dual_ids"), row("dual_positions"), None, mask)
     close(logits[0], "dual_logits")
     close(hidden[0], "dual_hidden")
-
-
-def test_the_doubled_layout_as_two_calls():
-    """The clean stream, then the noisy one with the clean keys as its cache, each query seeing a
-    part of it.
-    """
-    network, params, _ = model()
-    half = row("dual_ids").shape[1] // 2
-    noisy, clean = jnp.split(row("dual_ids"), 2, axis=1)
-    positions, block = positions_of(clean), network.block
-    of_clean = read(network, params, clean, positions)
-    prefix = Prefix(of_clean[2], masks.strictly_before(positions, block))
-    of_noisy = read(
-        network, params, noisy, positions, prefix, masks.block_diagonal(positions, block)
-    )
-    for (logits, hidden, _), part in ((of_noisy, slice(half)), (of_clean, slice(half, None))):
-        close(logits[0], "dual_logits", part)
-        close(hidden[0], "dual_hidden", part)

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from marks import over
+from marks import over, slow
 from recorded import call, equal
 from recorded_block_diffusion import (
     arrays,
@@ -191,10 +190,9 @@ def test_steps(name):
 
 
 ONE_A_RULE = {case_of(name).rule: name for name in reversed(CLEAN)}.values()
-SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in CLEAN if name not in ONE_A_RULE]
 
 
-@over([*ONE_A_RULE, *SELDOM])
+@over([*ONE_A_RULE, *(slow(name) for name in CLEAN if name not in ONE_A_RULE)])
 def test_fusions_repeat_the_texts(name):
     """Each recorded denoising call is one call here, and nothing else is."""
     case = case_of(name)

@@ -158,17 +158,6 @@ def test_direct(name):
     assert calls_of(result) == tuple(count + more for count in counts)
 
 
-@over(named("direct"), named("direct")[1:])  # the laws prove the same on stubs
-def test_fusions_repeat_the_texts(name):
-    """Stores and prompts ride along, with the network and with the head."""
-    decoder, knobs = direct_of(name)
-    result, _ = replayed(name, decoder, **knobs)
-    assert_text(result, name)
-    case, (calls, of_head) = RECORDED[name], calls_of(result)
-    assert calls == case["target_denoise"]
-    assert 0 <= of_head - case["mrp_forwards"] <= sum(stores_of(name))
-
-
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
     """The rounds of the fresh variant: each begins where a call ended, and the next call verifies
     what it drafts.

@@ -63,7 +63,7 @@ def plain(name: str):
     return forward(network, params, tokens, positions_of(tokens), masks.causal(tokens.shape[1]))
 
 
-def close(name: str, got: jax.Array, array: str) -> None:
+def close(name: str, got: jax.Array, array: str):
     """What was computed is the recorded array."""
     assert_close(got, arrays(name, "logits")[array], TOLERANCES.get(name, TOLERANCE))
 

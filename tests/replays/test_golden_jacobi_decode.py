@@ -173,7 +173,7 @@ def pseudo_blocks(case: Case) -> int:
     return most
 
 
-def decoder_of(case: Case) -> Any:
+def decoder_of(case: Case):
     """The decoder, with room for every case that shares its program."""
     group = group_of(case)
     longest = max(len(output) for other in group for output in other.of("output"))
@@ -247,7 +247,7 @@ def budgets_of(case: Case) -> list[int]:
     return [far if stopped else budget for stopped, budget in zip(ended(case), own, strict=True)]
 
 
-def knobs_of(case: Case, decoder: Any) -> Any:
+def knobs_of(case: Case, decoder):
     if not case.kind.startswith("multiblock"):
         return decoder.Knobs()
     settings = case.settings
@@ -275,7 +275,7 @@ def replayed(case: Case) -> tuple[decode.Decoded, Any]:
 class Run:
     """Recorded and replayed arrays of a prompt."""
 
-    def __init__(self, case: Case, row: int) -> None:
+    def __init__(self, case: Case, row: int):
         result, infos = replayed(case)
         self.case, self.row = case, row
         self.running = infos.running[:, row]
@@ -290,14 +290,14 @@ class Run:
     def want(self, name: str) -> np.ndarray:
         return self.case.of(name)[self.row]
 
-    def exactly(self, where: Any = slice(None), **values: Any) -> None:
+    def exactly(self, where=slice(None), **values):
         for name, value in values.items():
             got, want = np.asarray(value), self.want(name)
             assert np.array_equal(got[where], want[where]), (
                 f"{name}: {got.tolist()} for {want.tolist()}"
             )
 
-    def ends_alike(self) -> None:
+    def ends_alike(self):
         assert self.output == self.want("output").tolist()
         stopped = self.want("output")[-1] == self.case.stop
         assert self.reason == (decode.Reason.STOP if stopped else decode.Reason.BUDGET)
@@ -312,7 +312,7 @@ def runs(case: Case) -> Iterator[Run]:
         yield Run(case, row)
 
 
-def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]) -> None:
+def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]):
     """What all block decoders record, given what each network call was fed and predicted, [rows,
     length].
     """

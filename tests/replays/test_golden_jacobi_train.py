@@ -133,7 +133,7 @@ positions_of = jax.jit(packed_positions, static_argnums=(1, 2, 3))
 counted = jax.jit(counted_pairs, static_argnums=(1, 2))
 
 
-def assert_relative(got, want, tolerance: float) -> None:
+def assert_relative(got, want, tolerance: float):
     assert abs(float(got) - float(want)) <= tolerance * abs(float(want)), (
         f"{float(got)} for {float(want)}"
     )

@@ -103,7 +103,7 @@ def test_both_configs_describe_the_model(tmp_path):
     jax.tree.map(equal, nested.params, params)
 
 
-def close(got, name: str) -> None:
+def close(got, name: str):
     """What was computed is the recorded array."""
     assert_close(got, arrays("forward")[name], TOLERANCE)
 

@@ -101,11 +101,11 @@ def step_of_wave(decoder, params, state, knobs):
 class Recording:
     """Compares what a step did with the recorded rows, which are padded with -1 or NaN."""
 
-    def __init__(self, run: dict) -> None:
+    def __init__(self, run: dict):
         self.arrays = arrays_in(FOLDER / run["file"])
         self.steps = len(self.arrays["cache_index"])
 
-    def exactly(self, t: int, **values) -> None:
+    def exactly(self, t: int, **values):
         for name, value in values.items():
             if name in self.arrays:
                 want = self.arrays[name][t]
@@ -114,7 +114,7 @@ class Recording:
                     f"{name} of step {t}: {value} for {want}"
                 )
 
-    def closely(self, t: int, tolerance: float = ARRAYS, **values) -> None:
+    def closely(self, t: int, tolerance: float = ARRAYS, **values):
         for name, value in values.items():
             probe = name not in self.arrays
             name = f"{name}_probe" if probe else name

@@ -44,7 +44,6 @@ ESTIMATORS = {
 }
 EVERY = json.loads((FOLDER / "traces.json").read_text(encoding="utf-8"))["cases"]
 NAMES = [name for name in EVERY if not any(word in name for word in LEFT_OUT)]
-KINDS = ("prefill", "draft", "verify", "store")
 
 
 @functools.cache

@@ -3,7 +3,6 @@ refuses.
 """
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +12,10 @@ from stubs import StubCausal
 
 import paradec_jax as pd
 from experiments.masked_diffusion import compare_texts as command
-from experiments.masked_diffusion import judge as judging
 from experiments.masked_diffusion.compare_texts import (
     ONE_BY_ONE,
     Options,
     compare_texts,
-    sources_of,
-    write_texts,
 )
 from experiments.masked_diffusion.drawing import TEXT_ROWS, draw
 from experiments.masked_diffusion.judge import TextJudge, judge_ids, judge_texts
@@ -92,17 +88,6 @@ class TestDrawing:
 
 
 class TestRows:
-    def test_what_they_hold(self, compared):
-        assert len(compared.rows) == 5 and len({frozenset(row) for row in compared.rows}) == 1
-        assert [row["model"] for row in compared.rows] == ["teacher"] * 3 + ["rival", "real text"]
-        assert [row["steps"] for row in compared.rows] == [1, 64, 64, None, None]
-        assert [row["temperature"] for row in compared.rows] == [1, 1, 0, 1, None]
-        assert [row["samples"] for row in compared.rows] == [SAMPLES] * 5
-        assert (
-            compared.rows[0]["network_calls"] == 1 and compared.rows[3]["network_calls"] == LENGTH
-        )
-        json.dumps(compared.rows, allow_nan=False)
-
     def test_measures_are_those_of_the_texts(self, sources, compared):
         ids, _ = draw(sources[1], SAMPLES, LENGTH)
         row, tokenizer = compared.rows[1], sources[0].model.tokenizer
@@ -145,23 +130,6 @@ class TestRows:
         wanted = judge_texts(judge, texts, definition=definition)
         assert row["judge_perplexity"] == wanted.perplexity and row["judge_reads"] == "texts"
         assert row["reverse_perplexity"] is None and row["reverse_order"] is None
-
-    def test_without_sacrebleu(self, sources, monkeypatch):
-        monkeypatch.setattr(judging, "has_sacrebleu", lambda: False)
-        measured = TextJudge(
-            model_of("causal"), "judge", "sdtt", sources[0].model.tokenizer, 11, (), 8
-        )
-        row = measured.measures([[1, 2, 3, 4], [4, 3, 2, 1]])
-        assert row["self_bleu"] is None and row["self_bleu_texts"] is None
-
-    def test_texts_are_written(self, compared, tmp_path):
-        rows = [dict(row) for row in compared.rows]
-        write_texts(tmp_path / "texts", rows, compared.texts)
-        names = [row["texts"] for row in rows]
-        assert names[0] == "00-teacher-masked-1-steps.jsonl" and names[-1] == "04-real-text.jsonl"
-        for name, texts in zip(names, compared.texts, strict=True):
-            lines = (tmp_path / "texts" / name).read_text().splitlines()
-            assert [json.loads(line)["text"] for line in lines] == texts
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -215,24 +183,3 @@ class TestCommand:
         assert sorted(file.name for file in texts.iterdir()) == [row["texts"] for row in rows]
         with pytest.raises(ValueError, match="--texts names a new folder"):
             command.main(dataclasses.replace(options, texts=texts))
-
-    def test_the_table(self, options, capsys):
-        command.main(dataclasses.replace(options, length=8))
-        out = capsys.readouterr().out
-        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
-        for word in (
-            "real text",
-            "4-grams",
-            "reverse",
-            "Seconds: in batches",
-            "after begin-of-text",
-        ):
-            assert word in out
-
-
-def test_every_row_of_the_table_samples():
-    families = {"first": "masked_diffusion", "second": "masked_diffusion", "other": "causal"}
-    sources = sources_of({name: model_of(family) for name, family in families.items()})
-    labels = [(source.name, source.setting.name, source.setting.label()) for source in sources]
-    assert len(labels) == len(set(labels)) == 10 + 6 + 1
-    assert all(source.setting.sampled for source in sources)

@@ -3,7 +3,6 @@ block.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
     params, spec = tiny_blocks_params(1, 3.0), dataclasses.replace(SPEC, alignment=alignment)
     knobs = {"temperature": 1.0, "steps": 2, "threshold": 0.5}
 
-    def decoded(kind: type, network: Any, **options: Any) -> Any:
+    def decoded(kind: type, network, **options):
         decoder = kind(network, SIZE, spec, **options)
         return listed(decode.run(decoder, params, request(), decoder.Knobs(**knobs)))
 

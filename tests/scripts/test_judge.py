@@ -10,7 +10,6 @@ from recital import CONFIG
 from stubs import StubCausal, StubDenoiser
 
 from experiments.masked_diffusion.judge import judge_ids, judge_texts, summed
-from experiments.masked_diffusion.text_measures import variety
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate.judge import judge_answers
@@ -69,10 +68,6 @@ class TestDefinitions:
         later = judge_ids(model_of(), [[1, END, 4, END, 3]], definition="mdlm")
         assert later.counted.tolist() == [3]
         assert judge_ids(model_of(), rows).perplexity != pytest.approx(found.perplexity, rel=1e-2)
-
-    def test_variety_stands_beside_it(self):
-        rows = samples()
-        assert judge_ids(model_of(), rows).variety == variety(rows)
 
     def test_begin_of_text(self):
         spec, rows = TokenSpec(bos=9, stop=(END,)), samples()
@@ -166,13 +161,3 @@ class TestRefusals:
             judge_ids(judge, samples(), begin=True)
         with pytest.raises(ValueError, match="no sample has a token to be judged"):
             judge_ids(judge, [[1], [2]])
-
-
-def test_only_what_a_sample_holds_decides():
-    """Neither the batch nor the other samples change a sample's loss."""
-    rows = samples()[:3]
-    together, alone = (
-        judge_ids(model_of(), rows, batch=3),
-        judge_ids(model_of(), [*rows[1:], *rows[:1]], batch=1),
-    )
-    np.testing.assert_allclose(together.nats, np.roll(alone.nats, 1), rtol=1e-6)

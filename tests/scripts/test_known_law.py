@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from chi_square import excess
 
+from experiments.common.known import KnownLaw
 from experiments.masked_diffusion import sample_law
-from experiments.masked_diffusion.markov import Chain, ChainDenoiser
+from experiments.masked_diffusion.markov import Chain
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import decode
 from paradec_jax.decode.rules import partition
@@ -53,10 +54,30 @@ def samples(network, order="random", count=20_000, **knobs):
     ], keys
 
 
-def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
-    network = ChainDenoiser(CHAIN)
-    assert excess(samples(network, "single")[0], law(), 3) < 4
-    assert excess(samples(network, steps=1)[0], law(), 3) > 100
+SEES = {  # by visibility: block, alignment, and what the positions 1 and 3 are predicted from
+    "full": (None, "own", ((0, 2), (0, 2))),
+    "block": (2, "own", ((0,), (0, 2))),
+    "causal": (None, "next", ((0,), (0, 2))),
+}
+
+
+@pytest.mark.parametrize("visibility", SEES)
+def test_a_network_knows_the_law_as_far_as_it_sees(visibility):
+    block, alignment, seen = SEES[visibility]
+    network, params = KnownLaw(CHAIN, visibility, block, alignment), None
+    canvas = jnp.array([[2, 3, 1, 3]])
+    whole = network.forward(params, canvas, jnp.arange(4)[None]).hidden
+    # The second half over a cache of the first.
+    cache = network.init_cache(jnp.zeros(1), 4)
+    cache = network.write(cache, canvas[:, :2], jnp.zeros(1, int))
+    before = decode.Prefix(cache, jnp.array([2]))
+    half = network.forward(params, canvas[:, 2:], jnp.arange(2, 4)[None], before).hidden
+    np.testing.assert_allclose(half, whole[:, 2:], atol=1e-5)
+    for place, shown in zip((1, 3), seen, strict=True):
+        agrees = (TEXTS[:, shown] == np.asarray(canvas)[0, list(shown)]).all(axis=1) * law()
+        want = np.bincount(TEXTS[:, place], agrees, 3) / agrees.sum()
+        got = np.exp(whole[0, place - (alignment == "next")])
+        np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @functools.cache
@@ -84,12 +105,12 @@ def test_the_law_of_samples_is_the_sum_over_all_partitions(temperature):
     np.testing.assert_allclose(
         log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10
     )
-    found, _ = samples(ChainDenoiser(CHAIN), steps=STEPS, temperature=temperature)
+    found, _ = samples(KnownLaw(CHAIN), steps=STEPS, temperature=temperature)
     assert excess(found, wanted, 3) < 4
 
 
 def test_the_law_of_another_network_lies_between_two_estimates():
-    network, apart = ChainDenoiser(OTHER), {}
+    network, apart = KnownLaw(OTHER), {}
     texts, keys = samples(network, count=1_000, steps=STEPS)
     positions = jnp.broadcast_to(jnp.arange(4), texts.shape)
     groups = np.asarray(partition.linear(partition.words(keys, positions), STEPS))

@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 pytestmark = pytest.mark.slow
 
 
-def wavefront(run: dict[str, Any]) -> None:
+def wavefront(run: dict[str, Any]):
     """Committed tokens never change and had stopped moving; random tokens are revised and the text
     stays the same.
     """
@@ -29,7 +29,7 @@ def wavefront(run: dict[str, Any]) -> None:
     assert len(run["revised"](run["hasty"])) > 0 and run["same"]
 
 
-def jacobi(run: dict[str, Any]) -> None:
+def jacobi(run: dict[str, Any]):
     """What is in line is committed next, and the text is that of one-by-one decoding."""
     for one in run["runs"].values():
         assert one.same and [len(row.boundary) for row in one.rows] == one.calls.tolist()
@@ -38,7 +38,7 @@ def jacobi(run: dict[str, Any]) -> None:
                 assert count == min(int(row.in_line[t].sum()) + 1, len(row.final) - row.boundary[t])
 
 
-def masked_diffusion(run: dict[str, Any]) -> None:
+def masked_diffusion(run: dict[str, Any]):
     """What is revealed never changes, and every call reveals something."""
     for one in run["runs"].values():
         assert (one.before <= one.final).all() and one.final[-1].all() and not one.before[0].any()
@@ -48,7 +48,7 @@ def masked_diffusion(run: dict[str, Any]) -> None:
         assert one.calls.tolist() == (new > 0).sum(axis=0).tolist() and one.calls.max() <= 4
 
 
-def residual_prediction(run: dict[str, Any]) -> None:
+def residual_prediction(run: dict[str, Any]):
     """Every position is revealed once: one a call alone, two more after each call with a head."""
     for one in run["runs"].values():
         assert sorted(event.position for event in one.events) == list(range(4))

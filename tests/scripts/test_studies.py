@@ -70,6 +70,12 @@ STUDIES = {
         "label settings network_calls_per_token chosen",
         f"{HEADS} --steps-ahead 1 --tuning 2 --head-thresholds 0.5",
     ),
+    "families.price": (
+        2,
+        "family line row price interval",
+        "--laws mixed --samples 64 --batch 64 --rows autoregressive self_verified "
+        "--figure OUT/figures/rows.png",
+    ),
     "jacobi.side_by_side": (
         10,
         "model exact difference only_here_exact equals_greedy",

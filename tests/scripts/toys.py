@@ -4,7 +4,6 @@ a text.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -42,7 +41,7 @@ def of_characters(preset: str, seed: int) -> Model:
     return Model(config, params, spec, tokenizer)
 
 
-def of_blocks(options: start.Options, **changes: Any) -> Model:
+def of_blocks(options: start.Options, **changes) -> Model:
     model = start.begun(options)
     params = jax.tree.map(lambda x: 2 * x, dict(model.params))
     return dataclasses.replace(

@@ -59,14 +59,14 @@ def copy(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
-def edit(folder: Path, change, part="network") -> None:
+def edit(folder: Path, change, part="network"):
     """Applies `change` to the object in config.json and to a part of it."""
     description = json.loads((folder / "config.json").read_text())
     change(description, description["parts"][part])
     (folder / "config.json").write_text(json.dumps(description))
 
 
-def assert_same(a, b) -> None:
+def assert_same(a, b):
     a, b = flatten_dict(a, sep="/"), flatten_dict(b, sep="/")
     assert a.keys() == b.keys()
     for path in a:

@@ -5,10 +5,11 @@ from stubs.causal import StubCausal
 from stubs.denoiser import StubDenoiser
 from stubs.drafter import StubDrafter
 from stubs.head import StubHead
-from stubs.posterior import JointBlocks, JointDenoiser, SumDenoiser
+from stubs.posterior import JointBlocks, JointDenoiser
 from stubs.recurrent import StubNetwork
 from stubs.tiny import (
     PROMPTS,
+    infilling,
     tiny_blocks,
     tiny_blocks_params,
     tiny_causal,

@@ -3,14 +3,13 @@ is revealed.
 """
 
 import dataclasses
-import functools
 import itertools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.network import Forward, Prefix
 from stubs.base import CachedStub, Ids, Inputs, Mask, Stub, TokenKV, keys_seen
@@ -148,76 +147,3 @@ class JointBlocks(Joint, CachedStub):
         there = texts.T[at][..., None] == jnp.arange(self.symbols)
         posterior = jnp.einsum("bwm,bwmv->bwv", agrees * law, there.astype(jnp.float32))
         return Forward(jnp.log(jnp.maximum(posterior, 1e-30)), own, {})
-
-
-PLUS, EQUALS = 10, 11
-
-
-@dataclasses.dataclass(frozen=True)
-class SumDenoiser(Posterior):
-    """The posterior of `dd+dd=ddd`: two numbers from 00 to 99, all pairs alike, and their sum.
-
-    ::
-
-        position   0 1 2 3 4 5 6 7 8
-        text       a b + c d = s t u        columns (b, d, u), (a, c, t) and s, tied by their carries
-
-    Digits are tokens 0 to 9, `+` is 10, `=` is 11 and the mask 12.
-
-    Attributes:
-      max_length: longest canvas.
-    """
-
-    max_length: int = 9
-    vocab_size: ClassVar[int] = 13
-    mask: ClassVar[int] = 12
-
-    def valid(self, texts: Int[np.ndarray, "N 9"]) -> Bool[np.ndarray, "N"]:
-        """Which texts are sums."""
-        a, b, plus, c, d, equals, s, t, u = np.asarray(texts).T
-        digits = np.stack([a, b, c, d, s, t, u])
-        form = (plus == PLUS) & (equals == EQUALS) & (digits < 10).all(axis=0)
-        return form & (10 * (a + c) + b + d == 100 * s + 10 * t + u)
-
-    def forward(
-        self,
-        params: Any,
-        inputs: Inputs,
-        positions: Ids,
-        prefix: Prefix | None = None,
-        mask: Mask = None,
-    ) -> Forward:
-        del prefix, positions, mask
-        seen = inputs[..., None] == jnp.arange(10)
-        evidence = jnp.where((inputs == self.mask)[..., None], 1.0, seen.astype(jnp.float32))
-        a, b, c, d, s, t, u = (evidence[:, i] for i in (0, 1, 3, 4, 6, 7, 8))
-        ones, tens = jnp.asarray(_column()[0]), jnp.asarray(_column())
-        # weight of each carry into the tens, from below
-        up = jnp.einsum("xyzo,nx,ny,nz->no", ones, b, d, u)
-        down = jnp.einsum("ixyzo,nx,ny,nz,no->ni", tens, a, c, t, s[:, :2])  # and from above
-        posterior = {
-            1: jnp.einsum("xyzo,ny,nz,no->nx", ones, d, u, down),
-            4: jnp.einsum("xyzo,nx,nz,no->ny", ones, b, u, down),
-            8: jnp.einsum("xyzo,nx,ny,no->nz", ones, b, d, down),
-            0: jnp.einsum("ixyzo,ni,ny,nz,no->nx", tens, up, c, t, s[:, :2]),
-            3: jnp.einsum("ixyzo,ni,nx,nz,no->ny", tens, up, a, t, s[:, :2]),
-            7: jnp.einsum("ixyzo,ni,nx,ny,no->nz", tens, up, a, c, s[:, :2]),
-            6: jnp.pad(jnp.einsum("ixyzo,ni,nx,ny,nz->no", tens, up, a, c, t), ((0, 0), (0, 8))),
-        }
-        signs = {2: PLUS, 5: EQUALS}
-        columns = [
-            jnp.broadcast_to(jnp.arange(12) == signs[p], (len(inputs), 12)).astype(jnp.float32)
-            if p in signs
-            else jnp.pad(posterior[p], ((0, 0), (0, 2)))
-            for p in range(9)
-        ]
-        return Forward(jnp.log(jnp.maximum(jnp.stack(columns, axis=1), 1e-30)), None, {})
-
-
-@functools.cache
-def _column() -> Float[np.ndarray, "2 10 10 10 2"]:
-    """1 where a carry in and two digits make a digit and a carry out."""
-    table = np.zeros((2, 10, 10, 10, 2), np.float32)
-    for carry, x, y in np.ndindex(2, 10, 10):
-        table[carry, x, y, (carry + x + y) % 10, (carry + x + y) // 10] = 1
-    return table

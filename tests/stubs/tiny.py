@@ -32,6 +32,18 @@ def tiny_request(
     )
 
 
+def infilling(
+    texts: Sequence[Sequence[int | None]], max_new_tokens: Any = 0, **options: Any
+) -> Request:
+    """A request of texts in which None marks a hole."""
+    return make_request(
+        [[token or 0 for token in text] for text in texts],
+        given=[[token is not None for token in text] for text in texts],
+        max_new_tokens=max_new_tokens,
+        **options,
+    )
+
+
 def drawn(
     init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float = 1.0
 ) -> dict[str, Any]:
@@ -67,7 +79,6 @@ tiny_causal = functools.partial(tiny, "test-causal")
 tiny_blocks = functools.partial(tiny, "test-sdar")
 tiny_full = functools.partial(tiny, "test-full")
 tiny_denoiser = functools.partial(tiny, "test-mdlm")
-tiny_full = functools.partial(tiny, "test-full")
 
 
 def params_of(network: Callable[..., Any]) -> Callable[..., dict[str, Any]]:

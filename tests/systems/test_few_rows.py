@@ -40,3 +40,23 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     _, kept = plain.scores(params.params, empty, before[0], 0, latents[:5])
     got, _ = plain.scores(params.params, kept, tokens[0], 5, latents[5:])
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_plain_program_reads_a_canvas_as_the_library_does(short, monkeypatch):
+    monkeypatch.setattr(calls, "CONTEXT", 8)
+    config = PRESETS["test-full"]
+    network, plain = calls.network_at(config), few_rows.Plain(config)
+    drawn = jax.tree.map(lambda leaf: leaf + 0.01, init_params(config, jax.random.key(0)))
+    params, canvas = network.prepare(drawn), jnp.arange(8)[None] + 1
+    loop = few_rows.library_loop(config, params, 3)
+    out = network.forward(params, canvas, jnp.arange(8)[None])
+    # The whole canvas fills the cache; a block is read over what is outside it.
+    empty = few_rows.plain_loop(config, loop).buffers[0]
+    scores, kept = plain.scores(params.params, empty, canvas[0], 0, jnp.zeros(0))
+    np.testing.assert_allclose(scores, network.logits(params, out.hidden)[0], atol=1e-5)
+    cache = network.write(loop.buffers[0], out.kv, jnp.zeros(1, jnp.int32))
+    block = jnp.array([[9, 2, 6]])
+    scores, _ = plain.scores(params.params, kept, block[0], loop.at[0], jnp.zeros(0))
+    _, new = few_rows.read_blocks(network, params, cache, block, loop.at, 1)
+    np.testing.assert_array_equal(new[0], jnp.argmax(scores, -1))

@@ -52,29 +52,6 @@ USER = {"role": "user", "content": "Two and two?"}
 
 
 class TestRender:
-    def test_default_system_message_and_prompt(self):
-        want = (
-            "<|im_start|>system\nBe of help.<|im_end|>\n<|im_start|>user\nTwo and two?<|im_end|>\n"
-            "<|im_start|>assistant\n"
-        )
-        assert chat.render(TEMPLATE, [USER]) == want
-        without = want.removesuffix("<|im_start|>assistant\n")
-        assert chat.render(TEMPLATE, [USER], add_generation_prompt=False) == without
-
-    def test_all_roles_and_tools(self):
-        messages = [
-            {"role": "system", "content": "Count."},
-            USER,
-            {"role": "assistant", "content": "Let me see."},
-            {"role": "tool", "content": "4"},
-        ]
-        text = chat.render(TEMPLATE, messages, tools=[{"name": "sum", "unit": "<ö>"}])
-        assert text == (
-            '<|im_start|>system\nCount.\n<tools>\n{"name": "sum", "unit": "<ö>"}\n</tools><|im_end|>\n'
-            "<|im_start|>user\nTwo and two?<|im_end|>\n<|im_start|>assistant\nLet me see.<|im_end|>\n"
-            "<|im_start|>user\n<result>4</result><|im_end|>\n<|im_start|>assistant\n"
-        )
-
     @pytest.mark.parametrize(
         ("template", "variables", "want"),
         [
@@ -121,7 +98,6 @@ class TestErrors:
                 "{% for i in range(10000000) %}{% endfor %}",
                 "the chat template fails: OverflowError",
             ),
-            (5, "template must be a text, not 5"),
         ],
     )
     def test_templates(self, template, message):
@@ -201,7 +177,6 @@ class TestFolders:
         others = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "y"}]
         for value, message in (
             (others, "no chat template called default, only rag, tool_use"),
-            ([*others, others[0]], "two templates of the name 'rag'"),
             (5, "chat_template must be a text or a list"),
             ([{"name": "a"}], "chat_template must be a text or a list"),
         ):

@@ -23,7 +23,7 @@ STEPS = 12
 class Batches:
     """Resumable batches whose state is bytes; from batch `bad` on, one input is NaN."""
 
-    def __init__(self, bad: int | None = None, delay: float = 0.0, width: int = 3) -> None:
+    def __init__(self, bad: int | None = None, delay: float = 0.0, width: int = 3):
         self.position, self.bad, self.delay, self.width = 0, bad, delay, width
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ class Batches:
     def get_state(self) -> bytes:
         return json.dumps(self.position).encode()
 
-    def set_state(self, state: bytes) -> None:
+    def set_state(self, state: bytes):
         self.position = json.loads(state)
 
 
@@ -63,7 +63,7 @@ def sums(params, frozen, batch, key):
 loss = Objective(sums)
 
 
-def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: Any) -> list[Any]:
+def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint) -> list[Any]:
     """A line every three updates and a checkpoint every four, unless told otherwise; none without a
     folder.
     """
@@ -78,18 +78,18 @@ def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: 
 
 def train(
     folder: Path | None,
-    data: Any = None,
-    params: Any = None,
+    data=None,
+    params=None,
     *,
-    objective: Any = loss,
-    optimizer: Any = None,
+    objective=loss,
+    optimizer=None,
     steps: int = STEPS,
     key: int = 1,
     ema_decay: float | None = 0.9,
-    teacher: Any = None,
-    use: Any = None,
-    of_hooks: Any = None,
-    **of_step: Any,
+    teacher=None,
+    use=None,
+    of_hooks=None,
+    **of_step,
 ) -> TrainState:
     """Twelve updates, by the hooks of `hooks(folder)` unless others are to be used."""
     optimizer = adamw(1e-2, STEPS, warmup=3, cooldown=4) if optimizer is None else optimizer
@@ -112,7 +112,7 @@ def losses_of(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines_of(folder) if "loss" in line]
 
 
-def assert_same(a: TrainState, b: TrainState) -> None:
+def assert_same(a: TrainState, b: TrainState):
     jax.tree.map(
         np.testing.assert_array_equal,
         *(vars(s) | {"key": jax.random.key_data(s.key)} for s in (a, b)),

@@ -143,7 +143,7 @@ def damage(folder: Path, how: str, rng: random.Random) -> str:
     return f"{how} {file.relative_to(folder)}"
 
 
-def restore_damaged(whole: Path, folder: Path, cases: int) -> None:
+def restore_damaged(whole: Path, folder: Path, cases: int):
     """Damages copies of a run's newest checkpoint and restores each; writes what came out to
     `folder/found.json`.
 

@@ -239,7 +239,7 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(
     assert_same(train(tmp_path), whole[1])
 
 
-def damage(folder: Path, how: str) -> None:
+def damage(folder: Path, how: str):
     """Halves or alters every file of the folder that is large enough to hold arrays or metadata."""
     for file in [f for f in folder.rglob("*") if f.is_file() and f.name != "_CHECKPOINT_METADATA"]:
         content = bytearray(file.read_bytes())
@@ -273,24 +273,6 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
         pytest.raises(NoneReadable, match="none of the checkpoints in"),
     ):
         train(tmp_path)
-
-
-def test_one_altered_byte_is_noticed(tmp_path, whole):
-    """Whatever byte of the array files changes, the run goes on with the saved values or from the
-    one before.
-    """
-    train(tmp_path)
-    for file in sorted((tmp_path / "checkpoints" / str(STEPS) / "state").rglob("d/*")):
-        content = file.read_bytes()
-        for at in (len(content) // 3, len(content) - 5):
-            altered = bytearray(content)
-            altered[at] ^= 0x10
-            file.write_bytes(altered)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                assert_same(train(tmp_path), whole[1])
-            if not file.exists():
-                return
 
 
 class Short(Batches):

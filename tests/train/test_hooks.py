@@ -103,7 +103,7 @@ def test_without_a_checkpoint_a_bad_update_still_ends_the_call():
 class Interrupting(Batches):
     """Sends this process a signal while batch `at` is made."""
 
-    def __init__(self, number: int, at: int) -> None:
+    def __init__(self, number: int, at: int):
         super().__init__()
         self.number, self.at = number, at
 

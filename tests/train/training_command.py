@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +36,7 @@ class Filling(Batches):
     update 4.
     """
 
-    def __init__(self, folder: Path, at: int) -> None:
+    def __init__(self, folder: Path, at: int):
         super().__init__()
         self.folder, self.at = folder, at
 
@@ -82,7 +81,7 @@ def command(
     full_at: int = 0,
     devices: int = 0,
     end_at: int | None = None,
-) -> None:
+):
     """A training as a command: errors of its user are one sentence."""
     try:
         if full_at:
@@ -108,7 +107,7 @@ def simulated(devices: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, **options: Any):
+def started(folder: Path, **options):
     """The command as a process, killed at the end of the block if it lives, with all it says in
     `said`.
     """
@@ -129,7 +128,7 @@ def started(folder: Path, **options: Any):
             process.wait()
 
 
-def ended(folder: Path, **options: Any) -> int:
+def ended(folder: Path, **options) -> int:
     with started(folder, **options) as process:
         return process.wait(LONG)
 

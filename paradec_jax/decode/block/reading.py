@@ -14,10 +14,10 @@ from paradec_jax.decode.rules import last_of, window
 from paradec_jax.nn import masks
 
 
-def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
-    """The canvas before any call: given tokens, masks, an empty cache, room for two blocks more."""
+def fresh(decoder: Any, request: Request, overrun: int = 0, blocks: int = 2) -> BlockCanvas:
+    """The canvas before any call: given tokens, masks, an empty cache, room for so many blocks more."""
     block = decoder.block
-    rows = decoder.begin(request, 2 * block, overrun)
+    rows = decoder.begin(request, blocks * block, overrun)
     canvas = Canvas.of(rows, decoder.mask, block, decoder.origin)
     return BlockCanvas(
         **vars(canvas),

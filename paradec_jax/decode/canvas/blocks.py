@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.decode.canvas.canvas import Canvas, Choice
 from paradec_jax.decode.machine import Prefix, Reading, TreeCall, Windows, forward_tree
-from paradec_jax.decode.rules import where_rows, window, write_after_read
+from paradec_jax.decode.rules import number_of, where_rows, window, write_after_read
 from paradec_jax.records import pytree, static
 
 
@@ -188,4 +188,4 @@ def read_states(
         smaller=((0,),) if parent is None else ((0,), (0, count), (*range(count),)),
         bounded=decoder.bounded,
     )
-    return canvas.spend(call.counts, block * jnp.sum(reads, axis=1, dtype=jnp.int32)), call
+    return canvas.spend(call.counts, block * number_of(reads)), call

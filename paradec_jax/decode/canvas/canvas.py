@@ -31,7 +31,7 @@ from paradec_jax.records import pytree, static
 
 @pytree
 class Choice:
-    """What a step does to a window.
+    """What a step does to a window, or to each of R windows.
 
     Attributes:
       where: positions that it reveals, [B, W].
@@ -40,10 +40,10 @@ class Choice:
       log_probs: log-probability of each token, [B, W], where the decoder keeps them.
     """
 
-    where: Bool[Array, "B W"]
-    tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
+    where: Bool[Array, "B *R W"]
+    tokens: Int[Array, "B *R W"]
+    scores: Float[Array, "B *R W"]
+    log_probs: Float[Array, "B *R W"] | None
 
     def only(self, rows: Bool[Array, "B"]) -> "Choice":
         """The same choice, which reveals nothing in the other rows."""
@@ -96,6 +96,12 @@ class Canvas:
         if self.rows.fixed is not None:
             return self.rows.fixed
         return jnp.arange(self.shown.shape[1]) < self.rows.prompt_lengths[:, None]
+
+    @property
+    def unsealed(self) -> Bool[Array, "B S"]:
+        """Positions whose token was revealed and may still change."""
+        sealed = jnp.arange(self.shown.shape[1]) < self.rows.length[:, None]
+        return self.shown & ~sealed & ~self.given
 
     @property
     def first(self) -> Int[Array, "B"] | int:

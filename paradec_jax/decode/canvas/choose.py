@@ -12,6 +12,7 @@ its probability, H the entropy, in the distribution that `confidence` names (see
     entropy      the lowest H as long as their sum is below gamma, at least one  tempered   JetEngine
     threshold    all with c >= tau, and the surest                              raw        Fast-dLLM (2505.22618)
     factor       the r surest as long as c_r >= 1 - f / (r + 1), at least one    raw        Fast-dLLM
+    certain      all with H <= gamma, and the lowest                             raw        d3LLM (2601.07568)
 
 Ties go to the lower position.
 """
@@ -45,9 +46,9 @@ from paradec_jax.records import choices, pytree
 QUOTAS = ("static", "dynamic", "sequential", "random")
 TAKEN_FROM = {
     **dict.fromkeys((*QUOTAS, "entropy"), "tempered"),
-    "threshold": "raw",
-    "factor": "raw",
+    **dict.fromkeys(("threshold", "factor", "certain"), "raw"),
 }
+SUMS = ("entropy", "factor")  # rules about positions together
 RULES = tuple(TAKEN_FROM)
 THRESHOLD, GAMMA, FACTOR = 0.9, 0.35, 1.0  # where the knob is not set
 
@@ -61,7 +62,8 @@ class DenoisingKnobs(SamplingKnobs):
         more. At most B; None is B, one position a step.
       threshold: tau, the confidence from which a position is revealed, or one for each step of a
         block, [K]; the last one holds for all later steps, those of a head among them. None is 0.9.
-      entropy: gamma, nats that the positions of a step may have together; None is 0.35.
+      entropy: gamma, nats that the positions of a step may have together, or each of them by rule
+        "certain"; None is 0.35.
       factor: f; None is 1.
     """
 
@@ -69,7 +71,9 @@ class DenoisingKnobs(SamplingKnobs):
     threshold: Scheduled | None = knob(
         None, NOT_NEGATIVE, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
     )
-    entropy: Number | None = knob(None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy",)))
+    entropy: Number | None = knob(
+        None, NOT_NEGATIVE, unset=GAMMA, needs=("rule", ("entropy", "certain"))
+    )
     factor: Number | None = knob(None, NOT_NEGATIVE, unset=FACTOR, needs=("rule", ("factor",)))
 
 
@@ -133,6 +137,7 @@ class RuledDecoder(DecoderBase):
         *,
         rule: str | None = None,
         block: Int[Array, "B"] | None = None,
+        best: Bool[Array, "B"] | bool = True,
     ) -> Choice:
         """The positions that a step reveals and their tokens: pi of the decoder, given a block's
         state.
@@ -149,6 +154,8 @@ class RuledDecoder(DecoderBase):
           knobs: knobs of the decoder.
           rule: another rule than the decoder's.
           block: positions of each row's block, where they are not all W.
+          best: rows that reveal the surest where none passes a threshold; the others reveal what
+            passes, by a rule without a threshold nothing.
         """
         rule = rule or self.rule
         # A token for each position, never the mask. Its noise belongs to step and position, which
@@ -159,15 +166,21 @@ class RuledDecoder(DecoderBase):
         shaped = self.shaped(logits, knobs)
         scores = score.probability(shaped, tokens)
 
-        if rule == "entropy":
-            gamma = GAMMA if knobs.entropy is None else knobs.entropy
-            where = reveal.entropy_budget(score.entropy(shaped), masked, gamma)
+        if rule in ("entropy", "certain"):
+            gamma, entropy = (
+                GAMMA if knobs.entropy is None else knobs.entropy,
+                score.entropy(shaped),
+            )
+            if rule == "certain":
+                where = reveal.threshold(-entropy, masked, -gamma, best=best)
+            else:
+                where = reveal.entropy_budget(entropy, masked, gamma)
         elif rule == "factor":
             where = reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
         elif rule == "threshold":
-            where = reveal.threshold(scores, masked, threshold_at(step, knobs))
+            where = reveal.threshold(scores, masked, threshold_at(step, knobs), best=best)
         else:
-            count = quota(masked.shape[1] if block is None else block, step, knobs)
+            count = quota(masked.shape[1] if block is None else block, step, knobs) * best
             if rule == "sequential":
                 where = select.first(masked, count)
             elif rule == "random":
@@ -179,6 +192,8 @@ class RuledDecoder(DecoderBase):
                 where |= reveal.threshold(
                     scores, masked, threshold_at(step, knobs), strict=True, best=False
                 )
+        if rule in SUMS:
+            where &= jnp.reshape(jnp.asarray(best), (-1, 1))
         return Choice(where, tokens, scores, self.scores(likely, tokens))
 
     def denoise(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from paradec_jax.decode.canvas.blocks import AnyBlocks
 from paradec_jax.decode.canvas.canvas import AnyCanvas
 from paradec_jax.decode.machine import Forward, Prefix, on_smallest
-from paradec_jax.decode.rules import pad_slots, where_rows, window
+from paradec_jax.decode.rules import number_of, pad_slots, where_rows, window
 
 
 def read_canvas(
@@ -72,7 +72,7 @@ def read_span(
     """
     size, block, cache = decoder.size, canvas.block, canvas.cache
     running, start = ~canvas.rows.done, jnp.zeros_like(canvas.cached)
-    inside = jnp.sum(canvas.inside, axis=1, dtype=jnp.int32)
+    inside = number_of(canvas.inside)
 
     def about(hidden: Array) -> Array:
         return window(pad_slots(hidden, size + block), canvas.cached, block)

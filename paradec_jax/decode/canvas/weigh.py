@@ -38,24 +38,32 @@ from paradec_jax.decode.canvas.blocks import BlockCanvas
 from paradec_jax.decode.canvas.canvas import Canvas
 from paradec_jax.decode.canvas.choose import GAMMA, THRESHOLD, DenoisingKnobs, threshold_at
 from paradec_jax.decode.canvas.guidance import Guided
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import (
+from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,
     SHARE,
     UNLIMITED,
+    DecoderBase,
+    Forward,
     Number,
+    Prefix,
+    Request,
     Scheduled,
     Whole,
     knob,
 )
-from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.machine.request import RecordedDraws, Request
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.rules import positions_of, reveal, score, select
-from paradec_jax.decode.rules.randomness import Purpose, uniform_at
-from paradec_jax.decode.rules.sampling import TINY
-from paradec_jax.decode.rules.subs import RULED_OUT, without_mask
+from paradec_jax.decode.rules import (
+    TINY,
+    Purpose,
+    number_of,
+    positions_of,
+    reveal,
+    score,
+    select,
+    uniform_at,
+    without_mask,
+)
+from paradec_jax.decode.rules.subs import RULED_OUT
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.records import choices, pytree
 
@@ -104,16 +112,6 @@ class CanvasKnobs(DenoisingKnobs):
 
 
 @pytree
-class RecordedOrders(RecordedDraws):
-    """Recorded numbers in the place of those that order positions, [B, T, S]: of call t, where
-    orders are random, the score itself; else uniform numbers. Calls beyond T see those of the last.
-    """
-
-    orders: Float[Array, "B T S"] | None = None
-    per_row: ClassVar[tuple[str, ...]] = ("orders",)
-
-
-@pytree
 class CanvasState(BlockCanvas):
     """A canvas whose open block, at `cached`, holds the row's first mask.
 
@@ -132,7 +130,7 @@ class CanvasState(BlockCanvas):
         at = jnp.where(self.rows.done, self.cached, self.block_at(self.rows.length))
         opens = ((at != self.cached) | (self.todo == 0)) & ~self.rows.done
         moved = dataclasses.replace(self, cached=at, step=jnp.where(opens, 0, self.step))
-        masks = jnp.sum(moved.masked(opens), axis=1, dtype=jnp.int32)
+        masks = number_of(moved.masked(opens))
         return dataclasses.replace(moved, todo=jnp.where(opens, masks, self.todo)), opens
 
 
@@ -213,6 +211,10 @@ class CanvasDecoder(DecoderBase):
         """The network, or both of its readings."""
         return Guided(network=self.network, mask=self.mask) if self.guided else self.network
 
+    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
+        """Fills the canvas with masks; calls nothing."""
+        return self.blank(request, knobs, self.block)
+
     def blank(self, request: Request, knobs: Any, room: int, cached: bool = False) -> CanvasState:
         """Masks everywhere but at given tokens, with room for a window of so many positions."""
         rows = self.begin(request, room)
@@ -282,19 +284,16 @@ class CanvasDecoder(DecoderBase):
             return self.judge(logits, state, at[:, None] + slots, knobs)
 
         sure = by_chunks(of_some, hidden, where, self.chunk, self.bounded)
-        positions = at[:, None] + jnp.arange(hidden.shape[1])
-        numbers = getattr(state.rows.recorded, "orders", None)
-        if numbers is None:
-            numbers = uniform_at(state.rows.keys, Purpose.REVEAL, positions, state.step)
-        else:
-            call = jnp.minimum(state.rows.counts[NETWORK_CALLS] - 1, numbers.shape[1] - 1)
-            numbers = jax.vmap(lambda x, t: x[t])(numbers, call)
-            numbers = jnp.take_along_axis(numbers, positions, axis=1, mode="clip")
+        numbers = self.numbers(state, at[:, None] + jnp.arange(hidden.shape[1]))
         if self.order == "random":
             return dataclasses.replace(sure, scores=numbers)
         gumbel = -jnp.log(-jnp.log(jnp.maximum(numbers, TINY)))
         drawn = sure.scores / jnp.maximum(knobs.spread, TINY) + gumbel
         return dataclasses.replace(sure, scores=jnp.where(knobs.spread > 0, drawn, sure.scores))
+
+    def numbers(self, state: CanvasState, positions: Int[Array, "B W"]) -> Float[Array, "B W"]:
+        """Uniform numbers that order positions of this call: where orders are random, the scores."""
+        return uniform_at(state.rows.keys, Purpose.REVEAL, positions, state.step)
 
     def due(
         self, state: AnyState, masks: Int[Array, "B"], knobs: Any
@@ -375,7 +374,7 @@ def by_chunks(
 
         return jax.tree.map(kept, new)
     most = -(-width // chunk)
-    count = jnp.sum(where, axis=1, dtype=jnp.int32)
+    count = number_of(where)
     order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
     order = jnp.where(jnp.arange(width) < count[:, None], order, width)  # `width` for none
     order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width)

@@ -106,11 +106,6 @@ class Drafted(DecoderBase):
         """K."""
         return self.masks or self.drafter.count
 
-    @property
-    def mask_ids(self) -> Int[Array, "K"]:
-        """Masks 1 to K as the drafter's network reads them."""
-        return self.network.vocab_size + jnp.arange(self.count)
-
     def check(self, request: Request) -> None:
         """As of every decoder; recorded numbers, which "ratio" has no use for, are refused too."""
         super().check(request)
@@ -119,7 +114,10 @@ class Drafted(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: DraftedKnobs) -> DraftedState:
         """Reads each prompt and masks after it in one call: the first token, and drafts after it."""
-        masks = jnp.broadcast_to(self.mask_ids, (request.batch, self.count))
+        masks = self.network.vocab_size + jnp.arange(
+            self.count
+        )  # as the drafter's network reads them
+        masks = jnp.broadcast_to(masks, (request.batch, self.count))
         rows, cache, out = self.prefill_ahead(params, request, masks, 1 + self.count, self.drafter)
         rows = rows.spend(out.counts, request.lengths + self.count)
         rows, _ = self.commit_next(params["network"], rows, out.hidden[:, :1], knobs)

@@ -29,6 +29,7 @@ from paradec_jax.decode.machine import (
     SHARE,
     CachedState,
     DecoderBase,
+    Number,
     RepetitionKnobs,
     Request,
     Rows,
@@ -49,7 +50,7 @@ class JacobiKnobs(RepetitionKnobs):
         the only choice with one block.
     """
 
-    spawn: Float[Array, ""] | float | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
+    spawn: Number | None = knob(None, SHARE, unset=0.5, needs=("blocks", 2))
 
 
 @pytree
@@ -148,7 +149,7 @@ class Jacobi(DecoderBase):
     @property
     def num_candidates(self) -> int:
         """R."""
-        return 1 + self.pool if self.candidates is None else self.candidates
+        return self.candidates or 1 + self.pool
 
     def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the
@@ -156,9 +157,7 @@ class Jacobi(DecoderBase):
         """
         uniforms = uniform(request.keys, Purpose.FILLER, self.limits()[0] + self.width)
         draft = self._fill(uniforms, request.tokens, request.lengths)
-        reader = (
-            None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
-        )
+        reader = self.prefill_recurrence and self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
         tokens, logits = (
             x[:, 0] for x in self.predict(params, rows, knobs, out.hidden[:, None], draft[:, None])

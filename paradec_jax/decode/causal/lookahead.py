@@ -14,7 +14,6 @@ Down each column, (t b0 c0 d0), (a1 b1 c1 d1), .. are the n-grams of the call, N
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -215,17 +214,10 @@ class Lookahead(DecoderBase):
 
 
 def level_0(request: Request, ahead: int) -> Int[Array, "B ahead"]:
-    """Level 0 without its first token: as recorded, or drawn from the prompt.
-
-    Raises:
-      ValueError: a recorded window of another shape.
-    """
-    recorded = request.recorded
-    if isinstance(recorded, RecordedLookahead) and recorded.window is not None:
-        chex.assert_shape(
-            recorded.window, (ahead,), custom_message="recorded.window", exception_type=ValueError
-        )
-        return jnp.broadcast_to(recorded.window, (request.batch, ahead))
+    """Level 0 without its first token: as recorded, or drawn from the prompt."""
+    recorded = getattr(request.recorded, "window", None)
+    if recorded is not None:
+        return jnp.broadcast_to(recorded, (request.batch, ahead))
     keys = fold(request.keys, Purpose.DRAFT, request.lengths[:, None] + jnp.arange(ahead))
     draw = jax.vmap(lambda keys, n: jax.vmap(lambda key: jax.random.randint(key, (), 0, n))(keys))
     return jnp.take_along_axis(request.tokens, draw(keys, request.lengths), axis=1)

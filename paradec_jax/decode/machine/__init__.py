@@ -42,6 +42,7 @@ from paradec_jax.decode.machine.request import (
     Request,
     key_of,
     keys_of,
+    keys_of_rows,
     make_request,
     seed_words,
 )

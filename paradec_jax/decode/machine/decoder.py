@@ -135,7 +135,7 @@ class DecoderBase(abc.ABC):
           ValueError: a checkpoint whose visibility or alignment this decoder cannot serve, or a
             network without a cache where it needs one.
         """
-        name, spec = type(self).__name__, self.spec if spec is None else spec
+        name, spec = type(self).__name__, spec or self.spec
         for fact, value, accepted in (
             ("visibility", network.visibility, self.visibilities),
             ("alignment", spec.alignment, self.alignments),
@@ -329,7 +329,7 @@ class DecoderBase(abc.ABC):
           Rows, a cache that holds the prompts, and the call's result, with the hidden states of
           each last prompt position and of the K after it alone, W = 1 + K.
         """
-        network = self.network if network is None else network
+        network = network or self.network
         rows = self.begin(request, scratch)
         cache = self.empty_cache(request, self.size + scratch, **latents)
         count = ahead.shape[1]

@@ -14,6 +14,7 @@ by rows; results come whole to each, states by rows.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +106,14 @@ def _while_running(
     return lax.while_loop(going, step, (state, jnp.int32(0), info))
 
 
+def _recorded(
+    decoder: DecoderBase, params: Any, knobs: Any, record: Record, state: Any, _: None
+) -> tuple[Any, Any]:
+    """A step, and what is kept of it."""
+    state, info = decoder.step(params, state, knobs)
+    return state, record(state, info)
+
+
 def trace(
     decoder: DecoderBase,
     params: Any,
@@ -131,11 +140,7 @@ def compiled_trace(
     decoder: DecoderBase, record: Record, n: int, params: Any, request: Request, knobs: Any
 ) -> tuple[Decoded, Any]:
     """The program behind `trace`, without its checks."""
-
-    def step(state: Any, _: None) -> tuple[Any, Any]:
-        state, info = decoder.step(params, state, knobs)
-        return state, record(state, info)
-
+    step = functools.partial(_recorded, decoder, params, knobs, record)
     state, records = lax.scan(step, _begin(decoder, params, request, knobs), length=n)
     return decoder.finish(state), records
 
@@ -172,10 +177,7 @@ def rollout(
         raise ValueError(f"segment must divide n = {n}, but it is {segment}")
     decoder = decoder.differentiable()
     knobs = decoder.knobs(knobs)
-
-    def step(state: Any, _: None) -> tuple[Any, Any]:
-        state, info = decoder.step(params, state, knobs)
-        return state, record(state, info)
+    step = functools.partial(_recorded, decoder, params, knobs, record)
 
     @jax.checkpoint
     def of_segment(state: Any, _: None) -> tuple[Any, Any]:
@@ -257,6 +259,6 @@ def advance_with_info(
     done.
     """
     shapes = jax.eval_shape(lambda state: decoder.step(params, state, knobs)[1], state)
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    empty = jax.tree.map(jnp.zeros_like, shapes)
     state, _, info = _while_running(decoder, params, state, knobs, count, empty)
     return placed(state), info

@@ -72,16 +72,12 @@ class Network(Protocol):
     itself what the mask says, or else the network's visibility.
     """
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def counters(self) -> tuple[str, ...]: ...
-    @property
-    def visibility(self) -> str: ...
-    @property
-    def block(self) -> int | None: ...
+    vocab_size: int
+    max_length: int
+    counters: tuple[str, ...]
+    visibility: str
+    block: int | None
+
     def prepare(self, params: Params) -> Prepared: ...
     def forward(
         self,

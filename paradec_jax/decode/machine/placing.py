@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.nn.cache import KV, on_mesh
+from paradec_jax.sharding.mesh import row_shardings
 from paradec_jax.sharding.processes import put, shared
-from paradec_jax.sharding.rules import by_rows, row_axes, sizes_in_force, whole
+from paradec_jax.sharding.rules import by_rows, sizes_in_force, whole
 
 
 def over_processes(
@@ -36,15 +36,8 @@ def over_processes(
             "(paradec_jax.sharding.processes.put with paradec_jax.shardings, or generate(mesh=))"
         )
 
-    def place(leaf: Any) -> NamedSharding:
-        by_row = np.ndim(leaf) and leaf.shape[0] == request.batch
-        axes = row_axes(request.batch, mesh.shape) if by_row else None
-        return NamedSharding(mesh, P(axes) if axes else P())
-
-    where = jax.tree.map(place, request)
-    return put(request, where), put(
-        knobs, jax.tree.map(lambda leaf: NamedSharding(mesh, P()), knobs)
-    )
+    everywhere = jax.tree.map(lambda leaf: NamedSharding(mesh, P()), knobs)
+    return put(request, row_shardings(request, mesh)), put(knobs, everywhere)
 
 
 def placed(tree: Any, batch: int | None = None) -> Any:

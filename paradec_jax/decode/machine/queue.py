@@ -5,9 +5,7 @@ The drivers of `drive` end with the slowest row of a batch; here the others go o
 Rows do not know of each other, so every prompt gets what it gets alone.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +22,7 @@ from paradec_jax.sharding.mesh import on
 from paradec_jax.sharding.processes import gathered, shared
 
 
-@dataclasses.dataclass(frozen=True)
-class QueueResult:
+class QueueResult(NamedTuple):
     """What `serve` returns.
 
     Attributes:
@@ -71,59 +68,47 @@ def serve(
     request = gathered(request)
 
     def start(which: Any) -> Any:
+        """The state after these prompts, by their numbers."""
         some, _ = over_processes(mesh, params, take(request, which), None)
         return drive.start(decoder, params, some, knobs)
 
+    rows = min(rows, request.batch)
     with on(mesh):
-        return _serve(decoder, params, request, knobs, min(rows, request.batch), every, start)
-
-
-def _serve(
-    decoder: DecoderBase,
-    params: Any,
-    request: Request,
-    knobs: Any,
-    rows: int,
-    every: int,
-    start: Callable[[Any], Any],
-) -> QueueResult:
-    """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their
-    numbers.
-    """
-    axes = _batch_axes(decoder, params, request, knobs)
-    owners = np.arange(rows)  # the prompt in each row
-    waiting = list(range(rows, request.batch))
-    results: dict[int, Decoded] = {}
-    state, steps, busy = start(np.arange(rows)), 0, 0
-    while len(results) < request.batch:
-        before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
-        state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
-        steps += int(did)
-        done, owned = np.asarray(gathered(decoder.done(state))), owners >= 0
-        # A row was running in all of these steps unless it stopped, which its count of calls tells.
-        calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
-        share = np.where(done, calls / max(calls[owned].max(initial=0), 1), 1.0)
-        busy += round(float((share * owned).sum()) * int(did))
-        ended = np.flatnonzero(done & owned)
-        if not len(ended):
-            continue
-        finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
-        for row in ended:
-            results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
-        # The next prompts take the rows that have ended; a row for which none is left stays as it
-        # is.
-        fresh, waiting = waiting[: len(ended)], waiting[len(ended) :]
-        owners[ended] = -1
-        owners[ended[: len(fresh)]] = fresh
-        if fresh:
-            # They are read in one call of a power-of-two batch: the last one fills it up, written
-            # to the same row again.
-            more = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
-            places = np.pad(ended[: len(fresh)], (0, more), mode="edge").astype(np.int32)
-            state = _place(axes, state, start(np.pad(fresh, (0, more), mode="edge")), places)
-    ordered = [results[i] for i in range(request.batch)]
-    decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
-    return QueueResult(decoded, steps, busy / max(steps * rows, 1))
+        axes = _batch_axes(decoder, params, request, knobs)
+        owners = np.arange(rows)  # the prompt in each row
+        waiting = list(range(rows, request.batch))
+        results: dict[int, Decoded] = {}
+        state, steps, busy = start(np.arange(rows)), 0, 0
+        while len(results) < request.batch:
+            before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
+            state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
+            steps += int(did)
+            done, owned = np.asarray(gathered(decoder.done(state))), owners >= 0
+            # A row was running in all of these steps unless it stopped, which its count of calls
+            # tells.
+            calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
+            share = np.where(done, calls / max(calls[owned].max(initial=0), 1), 1.0)
+            busy += round(float((share * owned).sum()) * int(did))
+            ended = np.flatnonzero(done & owned)
+            if not len(ended):
+                continue
+            finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
+            for row in ended:
+                results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
+            # The next prompts take the rows that have ended; a row for which none is left stays as
+            # it is.
+            fresh, waiting = waiting[: len(ended)], waiting[len(ended) :]
+            owners[ended] = -1
+            owners[ended[: len(fresh)]] = fresh
+            if fresh:
+                # They are read in one call of a power-of-two batch: the last one fills it up,
+                # written to the same row again.
+                more = 2 ** (len(fresh) - 1).bit_length() - len(fresh)
+                places = np.pad(ended[: len(fresh)], (0, more), mode="edge").astype(np.int32)
+                state = _place(axes, state, start(np.pad(fresh, (0, more), mode="edge")), places)
+        ordered = [results[i] for i in range(request.batch)]
+        decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
+        return QueueResult(decoded, steps, busy / max(steps * rows, 1))
 
 
 @jax.jit(static_argnums=0, donate_argnums=1)

@@ -67,11 +67,6 @@ class Request:
         """B, number of rows."""
         return self.tokens.shape[0]
 
-    @property
-    def positions(self) -> Int[Array, "B P"]:
-        """Positions 0 .. P-1 of every row."""
-        return jnp.broadcast_to(jnp.arange(self.tokens.shape[1]), self.tokens.shape)
-
     def take(self, rows: Any) -> "Request":
         """Some rows of the request."""
         rows = jnp.asarray(rows)
@@ -153,7 +148,7 @@ def make_request(
     arrays = tokens, lengths.astype(np.int32), budgets, stops, given if holes.any() else None
     tokens, lengths, budgets, stops, given = jax.device_put(arrays, may_alias=False)
     if keys is None:
-        keys = keys_of(seed_words(seed), np.arange(batch, dtype=np.int32))
+        keys = keys_of_rows(seed, batch)
     return Request(tokens, lengths, budgets, keys, stops, given, recorded)
 
 
@@ -203,6 +198,11 @@ def key_of(words: Any) -> Array:
 def keys_of(words: UInt32[Array, "2"], numbers: Int[Array, "N"] | UInt[Array, "N"]) -> Array:
     """A key for each number, `fold_in(key_of(words), number)`, [N], in one program."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_of(words), numbers)
+
+
+def keys_of_rows(seed: Any, count: int) -> Array:
+    """A key for each of `count` rows, by its number."""
+    return keys_of(seed_words(seed), np.arange(count, dtype=np.int32))
 
 
 def _padded(rows: Any, dtype: Any) -> np.ndarray:

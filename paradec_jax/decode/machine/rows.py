@@ -148,10 +148,7 @@ class Rows:
 
     def completions(self) -> list[list[int]]:
         """The tokens generated so far, as lists, on the host."""
-        return [
-            row.tolist()
-            for row in own_entries(self.tokens, self.length, self.prompt_lengths, self.fixed)
-        ]
+        return [row.tolist() for row in own_entries(self, self.tokens, self.length)]
 
     def finish(self, pad: int) -> "Decoded":
         """The rows as a result: `pad` after each row's length, scratch cut off."""
@@ -228,12 +225,12 @@ def is_stop(tokens: Int[Array, "B W"], stop: Int[Array, "B K"]) -> Bool[Array, "
     return jnp.any(tokens[:, :, None] == stop[:, None, :], axis=-1)
 
 
-def own_entries(
-    x: Array, length: Array, prompt_lengths: Array, fixed: Array | None
-) -> list[np.ndarray]:
-    """What of x [B, S] belongs to generated tokens, row by row, on the host."""
+def own_entries(of: Any, x: Array, length: Array) -> list[np.ndarray]:
+    """What of x [B, S] belongs to generated tokens of rows or a result, row by row, on the host."""
     position = np.arange(x.shape[1])
-    given = position < np.asarray(prompt_lengths)[:, None] if fixed is None else np.asarray(fixed)
+    given = position < np.asarray(of.prompt_lengths)[:, None]
+    if of.fixed is not None:
+        given = np.asarray(of.fixed)
     kept = ~given & (position < np.asarray(length)[:, None])
     return [row[own] for row, own in zip(np.asarray(x), kept, strict=True)]
 
@@ -280,10 +277,7 @@ class Decoded:
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""
-        return [
-            row.tolist()
-            for row in own_entries(self.tokens, self.lengths, self.prompt_lengths, self.fixed)
-        ]
+        return [row.tolist() for row in own_entries(self, self.tokens, self.lengths)]
 
     def generated_log_probs(self) -> list[np.ndarray]:
         """Log-probability of each generated token, in nats.
@@ -293,4 +287,4 @@ class Decoded:
         """
         if self.log_probs is None:
             raise ValueError("no log-probabilities were kept: decode with log_probs=True")
-        return own_entries(self.log_probs, self.lengths, self.prompt_lengths, self.fixed)
+        return own_entries(self, self.log_probs, self.lengths)

@@ -44,7 +44,7 @@ class Setting:
     @property
     def values(self) -> Any:
         """The knobs, or the decoder's defaults."""
-        return self.decoder.Knobs() if self.knobs is None else self.knobs
+        return self.knobs or self.decoder.Knobs()
 
     @property
     def sampled(self) -> bool:
@@ -101,9 +101,8 @@ class Setting:
             self.decoder, greedy=greedy, **{k: v for k, v in values.items() if k in static}
         )
         meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now
-        knobs = dataclasses.replace(knobs, **dict.fromkeys(meaningless))
-        knobs = dataclasses.replace(knobs, **{k: v for k, v in values.items() if k in traced})
-        return dataclasses.replace(self, decoder=decoder, knobs=knobs)
+        new = dict.fromkeys(meaningless) | {k: v for k, v in values.items() if k in traced}
+        return dataclasses.replace(self, decoder=decoder, knobs=dataclasses.replace(knobs, **new))
 
 
 def _fields_of(value: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -45,6 +45,6 @@ def unless_idle(
     """
 
     def skip() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like or call))
+        return jax.tree.map(jnp.zeros_like, jax.eval_shape(like or call))
 
     return lax.cond(jnp.any(needed), call, skip)

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import check_words
-from paradec_jax.decode.canvas import AnyCanvas, Canvas
-from paradec_jax.decode.canvas.weigh import SCORES, TAKEN_FROM, by_chunks
+from paradec_jax.decode.canvas import SCORES, TAKEN_FROM, AnyCanvas, Canvas, by_chunks
 from paradec_jax.decode.machine import (
     COUNT,
     NOT_NEGATIVE,

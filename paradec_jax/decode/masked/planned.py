@@ -8,11 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.decode.canvas.spans import read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Filled
-from paradec_jax.decode.machine.knobs import UNLIMITED
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import select
+from paradec_jax.decode.canvas import CanvasDecoder, CanvasState, Filled, read_whole
+from paradec_jax.decode.machine import UNLIMITED
+from paradec_jax.decode.rules import number_of, select
 from paradec_jax.records import choices
 
 
@@ -49,10 +47,6 @@ class Planned(CanvasDecoder):
                 f"Planned ranks the whole canvas, so length must be None, not {self.length}"
             )
 
-    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
-        """Fills the canvas with masks; calls nothing."""
-        return self.blank(request, knobs, self.block)
-
     def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, Filled]:
         """One call on the canvas: all new positions are ranked."""
         state, _ = state.opened()
@@ -64,7 +58,7 @@ class Planned(CanvasDecoder):
         sure = self.weigh(params, state, hidden, start, ours, knobs)
 
         # The least sure ones are masks after this step, the others tokens: their own, or the drawn.
-        total = jnp.sum(ours, axis=1, dtype=jnp.int32)
+        total = number_of(ours)
         steps = jnp.minimum(jnp.where(knobs.steps == UNLIMITED, total, knobs.steps), total)
         left = total * (steps - state.step - 1) // jnp.maximum(steps, 1)
         hidden_again = select.top(-sure.scores, ours, left)

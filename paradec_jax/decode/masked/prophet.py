@@ -8,18 +8,17 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from paradec_jax.decode.canvas.spans import read_whole
-from paradec_jax.decode.canvas.weigh import (
+from paradec_jax.decode.canvas import (
     COUNTED,
     CanvasDecoder,
     CanvasKnobs,
     CanvasState,
     Filled,
     Weighed,
+    read_whole,
 )
-from paradec_jax.decode.machine.knobs import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import score
+from paradec_jax.decode.machine import COUNT, NOT_NEGATIVE, UNLIMITED, Number, Whole, knob
+from paradec_jax.decode.rules import number_of, positions_of, score
 from paradec_jax.records import choices, pytree
 
 
@@ -76,18 +75,12 @@ class Prophet(CanvasDecoder):
     Knobs = ProphetKnobs
     WORDS = {**CanvasDecoder.WORDS, "rule": COUNTED}  # noqa: RUF012
 
-    def init(self, params: Any, request: Request, knobs: Any) -> CanvasState:
-        """Fills the canvas with masks; calls nothing."""
-        return self.blank(request, knobs, self.block)
-
     def step(self, params: Any, state: CanvasState, knobs: Any) -> tuple[CanvasState, Committed]:
         """One call on the canvas: a step in each row's open block, or all of it."""
         state, _ = state.opened()
-        state, count = self.due(
-            state, jnp.sum(state.masked(~state.rows.done), axis=1, dtype=jnp.int32), knobs
-        )
+        state, count = self.due(state, number_of(state.masked(~state.rows.done)), knobs)
         state, hidden = read_whole(self, params, state)
-        positions = jnp.broadcast_to(jnp.arange(self.size), hidden.shape[:2])
+        positions = positions_of(hidden)
         open_, place = state.open[:, : self.size], positions - state.rows.prompt_lengths[:, None]
         answer = (place >= knobs.answer_at) & (place < knobs.answer_at + knobs.answer)
         answer &= state.inside[:, : self.size]

@@ -8,11 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from paradec_jax.decode.canvas.spans import read_span
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasKnobs, CanvasState, Filled
-from paradec_jax.decode.machine.knobs import COUNT, UNLIMITED, Whole, knob
-from paradec_jax.decode.machine.network import CachedNetwork
-from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.canvas import CanvasDecoder, CanvasKnobs, CanvasState, Filled, read_span
+from paradec_jax.decode.machine import COUNT, UNLIMITED, CachedNetwork, Request, Whole, knob
 from paradec_jax.records import choices, pytree
 
 CACHES = ("none", "prefix", "dual")

@@ -19,10 +19,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.canvas.spans import read_canvas, read_whole
-from paradec_jax.decode.canvas.weigh import CanvasDecoder, CanvasState, Weighed
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import entry_of, select
+from paradec_jax.decode.canvas import (
+    CanvasDecoder,
+    CanvasState,
+    Weighed,
+    read_canvas,
+    read_whole,
+)
+from paradec_jax.decode.machine import Request
+from paradec_jax.decode.rules import entry_of, number_of, select
 from paradec_jax.records import choices, pytree
 
 
@@ -106,7 +111,7 @@ class SpeculativeDenoising(CanvasDecoder):
         new = self.with_drafts(state, places, accepted, left, sure.log_probs)
         new = new.spend(
             jax.tree.map(lambda x: jnp.sum(x, axis=0), counts),
-            self.readings * tried * inside(state),
+            self.readings * tried * number_of(state.inside),
         )
         new = dataclasses.replace(new, sure=entry_of(sure, jnp.maximum(accepted - 1, 0)))
         return new.seal(), Accepted(places, accepted)
@@ -151,8 +156,3 @@ def start_of(state: CanvasState) -> Int[Array, "B"]:
 def open_of(decoder: Any, state: CanvasState) -> Bool[Array, "B S"]:
     """Masks of each row."""
     return state.open[:, : decoder.size]
-
-
-def inside(state: CanvasState) -> Int[Array, "B"]:
-    """Positions of each row's canvas."""
-    return jnp.sum(state.inside, axis=1, dtype=jnp.int32)

@@ -16,16 +16,15 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.canvas.weigh import (
+from paradec_jax.decode.canvas import (
     CanvasDecoder,
     CanvasKnobs,
     CanvasState,
     Filled,
     by_chunks,
 )
-from paradec_jax.decode.machine.knobs import SHARE, Number, knob
-from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import score, select, window
+from paradec_jax.decode.machine import SHARE, Number, Request, knob
+from paradec_jax.decode.rules import number_of, score, select, window
 from paradec_jax.records import choices, pytree
 
 FIRST = 30  # positions that the call before a block's first one counts as having revealed
@@ -102,11 +101,10 @@ class Wino(CanvasDecoder):
 
         # Wide in: all that exceed tau, at most a part of the masks, at least the surest.
         sure = self.weigh(params, state, hidden, at, masked, knobs)
-        masks = jnp.sum(masked, axis=1)
-        most = jnp.clip((PART * masks).astype(jnp.int32), LEAST, MOST)
-        above = jnp.sum(masked & (sure.scores > knobs.threshold), axis=1, dtype=jnp.int32)
+        most = jnp.clip((PART * number_of(masked)).astype(jnp.int32), LEAST, MOST)
+        above = number_of(masked & (sure.scores > knobs.threshold))
         where = select.top(sure.scores, masked, jnp.clip(above, 1, most))
-        shown = jnp.sum(where, axis=1, dtype=jnp.int32)
+        shown = number_of(where)
 
         # Narrow out: of the tokens that stood before, those whose shadow doubts them, where more
         # than one was revealed; fewer than the last call revealed, the least probable ones.
@@ -149,7 +147,7 @@ class Wino(CanvasDecoder):
             None,
             sees,
         )
-        spent = self.readings * (jnp.sum(state.inside, axis=1) + jnp.sum(there, axis=1))
+        spent = self.readings * (number_of(state.inside) + number_of(there))
         return state.spend(out.counts, spent), window(out.hidden, at, block), out.hidden[:, size:]
 
     def doubts(

@@ -16,8 +16,10 @@ from paradec_jax.decode.machine import (
     CachedState,
     DecoderBase,
     Forward,
+    Number,
     Prefix,
     Request,
+    Whole,
     knob,
 )
 from paradec_jax.decode.recurrent.criteria import CRITERIA
@@ -36,11 +38,11 @@ class AdaptiveKnobs(LatentKnobs):
       check_every: recurrences between checks.
     """
 
-    exit_threshold: Float[Array, ""] | float | None = knob(
+    exit_threshold: Number | None = knob(
         None, unset=lambda decoder: CRITERIA[decoder.criterion].threshold
     )
-    min_recurrence: Int[Array, ""] | int = knob(0, NOT_NEGATIVE)
-    check_every: Int[Array, ""] | int = knob(1, COUNT)
+    min_recurrence: Whole = knob(0, NOT_NEGATIVE)
+    check_every: Whole = knob(1, COUNT)
 
 
 @pytree
@@ -79,7 +81,7 @@ class Adaptive(DecoderBase):
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         state, fed = empty_state(self, request, 1, knobs), Inputs.prompt(request)
-        depth = self.max_recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+        depth = self.prefill_recurrence or self.max_recurrence
         loop, out = recur_until_exit(self, params, state, fed, knobs, depth)
         return commit_exit(self, params, state, fed, knobs, loop, out)[0]
 

@@ -4,10 +4,9 @@ A criterion is a pair of pure functions. `init` gives what the first check compa
 compares and hands on what the next check compares with. All take one value a row.
 """
 
-import dataclasses
 from collections.abc import Callable
 from operator import ge, lt
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,7 @@ from jaxtyping import Array, Bool, Float
 from paradec_jax.decode.rules import score
 
 
-@dataclasses.dataclass(frozen=True)
-class Criterion:
+class Criterion(NamedTuple):
     """A named rule of `CRITERIA`.
 
     Attributes:

@@ -8,10 +8,12 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.machine import (
     CachedState,
     DecoderBase,
+    Number,
     RecordedDraws,
     Request,
     SamplingKnobs,
 )
+from paradec_jax.decode.rules import positions_of
 from paradec_jax.records import pytree
 
 
@@ -23,7 +25,7 @@ class LatentKnobs(SamplingKnobs):
       init_scale: scale of random initial latent states.
     """
 
-    init_scale: Float[Array, ""] | float = 1.0
+    init_scale: Number = 1.0
 
 
 @pytree
@@ -59,7 +61,7 @@ class Inputs:
     @classmethod
     def prompt(cls, request: Request) -> "Inputs":
         """The prompts."""
-        return cls(request.tokens, request.positions, request.lengths, None)
+        return cls(request.tokens, positions_of(request.tokens), request.lengths, None)
 
     @classmethod
     def newest(cls, state: CachedState) -> "Inputs":

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.decode.machine import POSITIVE, Request, at_age, knob
+from paradec_jax.decode.machine import POSITIVE, Number, Request, at_age, knob
 from paradec_jax.decode.recurrent.wave import WaveDecoder, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import RELAXATIONS, relaxed, score, select, shift, write_after_read
@@ -55,8 +55,8 @@ class SoftWavefrontKnobs(WavefrontKnobs):
       gate_temperature: width of the exit's sigmoid, in units of log distance, above 0.
     """
 
-    candidate_temperature: Float[Array, ""] | float = knob(1.0, POSITIVE)
-    gate_temperature: Float[Array, ""] | float = knob(0.5, POSITIVE)
+    candidate_temperature: Number = knob(1.0, POSITIVE)
+    gate_temperature: Number = knob(0.5, POSITIVE)
 
 
 @pytree

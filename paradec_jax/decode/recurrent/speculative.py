@@ -12,6 +12,7 @@ from paradec_jax.decode.machine import (
     CachedState,
     Counts,
     DecoderBase,
+    Number,
     Prefix,
     Request,
     knob,
@@ -31,7 +32,7 @@ class SpeculativeKnobs(LatentKnobs):
         probability must reach this share of the largest.
     """
 
-    accept_threshold: Float[Array, ""] | float = knob(1.0, NOT_NEGATIVE)
+    accept_threshold: Number = knob(1.0, NOT_NEGATIVE)
 
 
 @pytree
@@ -77,7 +78,7 @@ class SelfSpeculative(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
-        depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+        depth = self.prefill_recurrence or self.recurrence
         state = empty_state(self, request, self.lookahead, knobs)
         fed = Inputs.prompt(request)
         return read(self, params, state, fed, knobs, depth, self.continuous)

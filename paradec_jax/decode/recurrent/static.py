@@ -26,7 +26,7 @@ class Static(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: LatentKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
-        depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+        depth = self.prefill_recurrence or self.recurrence
         state, fed = empty_state(self, request, 1, knobs), Inputs.prompt(request)
         return read(self, params, state, fed, knobs, depth, self.continuous)
 

@@ -31,6 +31,7 @@ from paradec_jax.decode.machine import (
     Range,
     Request,
     Scheduled,
+    Whole,
     at_age,
     knob,
     on_smallest,
@@ -67,10 +68,10 @@ class WavefrontKnobs(LatentKnobs):
     exit_threshold: Scheduled = 0.03
     momentum: Scheduled = 0.1
     noise: Scheduled = 0.0
-    max_wavefront: Int[Array, ""] | int | None = knob(
+    max_wavefront: Whole | None = knob(
         None, Range(COUNT.holds, "at least 1 (None: the window)"), unset=UNLIMITED
     )
-    max_recurrence: Int[Array, ""] | int | None = knob(
+    max_recurrence: Whole | None = knob(
         64, Range(COUNT.holds, "at least 1 (None: no bound)"), unset=UNLIMITED
     )
 
@@ -112,8 +113,7 @@ class Wave:
 
     def first(self, width: int) -> "Wave":
         """The first `width` slots."""
-        z, e = self.states[:, :width], self.conditioning[:, :width]
-        return Wave(self.tokens[:, :width], z, e, self.recurrences[:, :width], self.active)
+        return jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, self)
 
     def agrees(self, predicted: Int[Array, "B W"]) -> Bool[Array, "B W"]:
         """Whether each slot was computed from the token that the slot before it predicts now."""

@@ -19,6 +19,7 @@ from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import (
     entry_of,
     last_of,
+    number_of,
     pad_slots,
     positions_of,
     put,

@@ -15,6 +15,11 @@ def window(
     return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
 
 
+def number_of(where: Bool[Array, "B S"]) -> Int[Array, "B"]:
+    """How many positions of each row these are."""
+    return jnp.sum(where, axis=1, dtype=jnp.int32)
+
+
 def positions_of(rows: Shaped[Array, "B S *rest"]) -> Int[Array, "B S"]:
     """Positions 0 .. S-1 of every row."""
     return jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape[:2])
