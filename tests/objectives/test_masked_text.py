@@ -67,6 +67,6 @@ def test_refusals(source, tmp_path, capsys):
     }
     for option, reason in options.items():
         assert (
-            refused(source, tmp_path, option, objective="masked")
+            refused(source, tmp_path / option, option, objective="masked")
             and reason in capsys.readouterr().err
         )
