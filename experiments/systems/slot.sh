@@ -10,7 +10,7 @@
 # OUT      folder of the results, to be committed (experiments/systems/slot)
 # MINUTES  time of the report (4); laws and decoders take at most 3 together
 # VARIANTS of the report's calls, none by default: `plain` products and attention in place of kernels, `graphs` of whole
-#          loops, `loops` unrolled in them, `none` (no command buffers), `whole` (no sums of products split)
+#          loops, `loops` unrolled in them, `none` (no command buffers)
 # REAL     GGUF file of SmolLM2-135M; weights are random without it
 #
 # Where one part fails the next ones run all the same, and the exit status is 1.
@@ -37,8 +37,7 @@ flags() {
     graphs) echo "XLA_FLAGS=$graphs" ;;
     loops) echo "XLA_FLAGS=$graphs --xla_gpu_command_buffer_unroll_loops=true" ;;
     none) echo "XLA_FLAGS=--xla_gpu_enable_command_buffer=" ;;
-    whole) echo "XLA_FLAGS=--xla_gpu_experimental_enable_split_k_rewrite=false" ;;
-    *) echo "VARIANTS must be of plain, graphs, loops, none and whole, not $1" >&2; exit 1 ;;
+    *) echo "VARIANTS must be of plain, graphs, loops and none, not $1" >&2; exit 1 ;;
   esac
 }
 
