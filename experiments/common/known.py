@@ -66,7 +66,7 @@ class KnownLaw:
       alignment: "own", or "next" for logits at p about p + 1.
     """
 
-    chain: Chain
+    chain: Any
     visibility: str = "full"
     block: int | None = None
     alignment: str = "own"

@@ -78,7 +78,7 @@ class DelayedBlocks:
         self.prefix, self.entries = self.prefix + appended, self.entries + appended
         if kind == RENEWS:
             several = waiting is not None and self.all_timed
-            self.entries = self.begins[waiting] if several else self.prefix
+            self.entries = int(self.begins[waiting]) if several else self.prefix
         return kind, start, appended, entries
 
     def ended(self, text: np.ndarray, at: int, eos: int) -> np.ndarray:

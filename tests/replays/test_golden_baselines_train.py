@@ -88,7 +88,7 @@ def test_llada_likelihood():
     near(
         probability[hidden], np.broadcast_to(counts[..., None] / length, noisy.shape)[hidden], 1e-6
     )
-    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=0)
+    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=0, view=None)
     each = np.where(hidden, costs.reshape(noisy.shape) / probability, 0).sum(axis=-1)
     near(each.mean(axis=1), want["loss_per_batch_cfg0"], atol=1e-3)
     near(-each.mean(), want["loglik_cfg0"], atol=1e-3)
@@ -109,7 +109,7 @@ def test_dream_likelihood():
     noisy, at = want["mc_perturbed"], np.arange(len(ids))
     hidden = noisy == spec.mask
     assert not hidden[..., [0, -1]].any()
-    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=1)
+    costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=1, view=None)
     each = np.where(hidden, costs.reshape(noisy.shape) / want["mc_p_mask"], 0).sum(axis=-1)
     near(each.mean(), want["mc_nll"], atol=1e-3)
 

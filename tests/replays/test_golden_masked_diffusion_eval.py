@@ -94,7 +94,7 @@ def test_the_last_words_bound():
     where = jnp.broadcast_to((at >= span().start) & (at < span().stop), ids.shape)
     noised, hidden = hide(ids, uniforms, LOGLINEAR.mask_probability(t), spec.mask, where)
     costs = jax.jit(costs_of, static_argnums=(0, 4, 5))
-    nats = costs(network, params, noised, ids, spec.mask, 0)
+    nats = costs(network, params, noised, ids, spec.mask, 0, None)
     each = LOGLINEAR.weight(t) * jnp.sum(jnp.where(hidden, nats, 0), axis=1)
     assert float(jnp.mean(each)) == pytest.approx(float(recorded()["lambada_nll"]), rel=1e-4)
     (own,) = bounds(network, params, [span()], spec.mask, draws=64, batch=64)

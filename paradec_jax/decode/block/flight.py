@@ -89,6 +89,7 @@ class FlightCanvas(BlockCanvas):
         if edit is not None:
             other = choice.tokens != self.slots(self.rows.tokens)
             edited = self.slots(self.unsealed) & reads[..., None] & other & (choice.scores > edit)
+            assert looks is not None  # nor is one without the other
             final &= (clean & ~jnp.any(edited, axis=2)) | (seen >= looks)
         run = select.leading_run(final)
         if edit is not None:

@@ -95,7 +95,7 @@ def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
 class RuledDecoder(DecoderBase):
     """A decoder that reveals positions of blocks by a rule; an abstract base without fields."""
 
-    visibilities = ("block",)
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order = True
 
