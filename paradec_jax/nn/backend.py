@@ -50,10 +50,11 @@ def kernels(attention: str, rows: int, *arrays: Any) -> bool:
     """Whether a call on so many rows may be made of kernels (`nn.row_kernel`, `nn.window_kernel`),
     which a program for CUDA then holds.
 
-    Rows are few, all arrays are bfloat16, nothing lies on a mesh, and the config's
-    attention is another than "dense".
+    Rows are few, all arrays are bfloat16, nothing lies on a mesh, the config's attention is another
+    than "dense", and no GPU that is there is older than bfloat16 (compute capability 8).
     """
     plain = cpu_layouts() or attention == "dense" or _chosen(ATTENTION, "cudnn") is False
+    plain |= float(getattr(jax.devices()[0], "compute_capability", 8)) < 8
     sixteen = all(array.dtype == "bfloat16" for array in arrays)
     return sixteen and not (plain or rows > FEW or sizes_in_force())
 

@@ -84,5 +84,9 @@ def test_who_is_served(monkeypatch):
     assert not backend.kernels("dense", 6, rows)
     assert not backend.kernels("blocked", backend.FEW + 1, rows)
     assert not backend.kernels("blocked", 6, rows, rows.astype(jnp.float32))
+    for capability, serves in (("7.5", False), ("9.0", True)):
+        device = type("Device", (), {"compute_capability": capability})()
+        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
+        assert backend.kernels("blocked", 6, rows) is serves
     monkeypatch.setenv(backend.ATTENTION, "plain")
     assert not backend.kernels("blocked", 6, rows)
