@@ -196,7 +196,7 @@ def _are_few(c: Any, x: Stream, *weights: Array) -> bool:
 
 def few_products(
     x: Stream, weights: Any, gain: Any = None, add: Any = None, eps: float = 0.0
-) -> list[Stream]:
+) -> list[Array]:
     """`norm(x) W` of each matrix, or `silu(norm(x) W_1) * (norm(x) W_2)` of two; one kernel on
     CUDA (`row_kernel.products`, which says what is given).
     """

@@ -36,7 +36,7 @@ def window_attention(
     visible: Any,
     *,
     eps: float,
-) -> list[Array]:
+) -> Any:
     """The attended window [B, W, H, C] and its keys [B, G, C, W] after norm and rotation.
 
     Channels of a head are a power of two, at least 32, and its halves turn together.

@@ -134,11 +134,12 @@ def test_some_of_each_block_are_chosen(counts):
 
 
 def test_groups_are_consecutive_blocks_of_which_later_ones_hide_more():
-    noise, blocks = BlockNoise("group", group=3), np.broadcast_to(np.arange(16) // 2, (ROWS, 16))
-    positions, two = np.broadcast_to(np.arange(16) % 10, (ROWS, 16)), np.full(ROWS, 2)
-    key, labelled = jax.random.key(0), np.ones((ROWS, 16), bool)
-    groups = np.asarray(noise.groups(key, positions, two, blocks))
+    noise, at = BlockNoise("group", group=3), jnp.broadcast_to(jnp.arange(16), (ROWS, 16))
+    blocks, positions, two = at // 2, at % 10, jnp.full(ROWS, 2)
+    key, labelled = jax.random.key(0), jnp.ones((ROWS, 16), bool)
+    groups = noise.groups(key, positions, two, blocks)
     _, probability = noise.draw(key, labelled, blocks, blocks, groups)
+    groups = np.asarray(groups)
     same = groups[:, 2::2] == groups[:, :-2:2]  # as the block before
     assert not same[:, 4].any(), "a sample begins with a group of its own"
     sizes = {tuple(np.diff(np.flatnonzero(~row[:4]), prepend=-1)[1:]) for row in same}
