@@ -113,9 +113,10 @@ def _moved(hlo: Hlo, one: Instruction, inside: dict[str, Instruction]) -> int:
     return some + sum(size for size in (*given, one.bytes) if size not in whole)
 
 
-def shape_of(preset: str) -> ModelConfig:
+def shape_of(preset: str) -> Any:
     """The preset as an accelerator runs it."""
-    config, changes = PRESETS[preset], {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+    config: Any = PRESETS[preset]
+    changes: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
     if hasattr(config, "scan_layers"):
         changes["scan_layers"] = False
     return dataclasses.replace(config, **changes)
@@ -173,7 +174,7 @@ def main() -> None:
     def add(where: str, preset: str, what: str, text: str, needed: int | None = None) -> None:
         found = count(text)
         row: dict[str, Any] = {"device": where, "preset": preset, "what": what, **found}
-        row["a_layer"] = round(found["kernels"] / PRESETS[preset].layers, 2)
+        row["a_layer"] = round(found["kernels"] / shape_of(preset).layers, 2)
         row["share"] = needed and round(found["bytes"] / needed, 3)  # of weights and cache
         rows.append(row)
         print(*row.values(), sep=" | ", flush=True)
@@ -188,8 +189,8 @@ def main() -> None:
                 add(where, preset, f"{positions} positions", *made)
         for setting in TABLES[PRESETS[options.steps].family] if options.steps else ():
             if not setting.decoder.further_networks:
-                made = step(shape_of(options.steps), setting, where)
-                add(where, options.steps, f"{setting.name} {setting.label()}", made)
+                text = step(shape_of(options.steps), setting, where)
+                add(where, options.steps, f"{setting.name} {setting.label()}", text)
 
 
 if __name__ == "__main__":
