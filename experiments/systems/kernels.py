@@ -113,7 +113,7 @@ def _moved(hlo: Hlo, one: Instruction, inside: dict[str, Instruction]) -> int:
     return some + sum(size for size in (*given, one.bytes) if size not in whole)
 
 
-def shape_of(preset: str) -> ModelConfig:
+def shape_of(preset: str) -> Any:
     """The preset as an accelerator runs it."""
     config: Any = PRESETS[preset]
     changes: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
@@ -174,8 +174,7 @@ def main() -> None:
     def add(where: str, preset: str, what: str, text: str, needed: int | None = None) -> None:
         found = count(text)
         row: dict[str, Any] = {"device": where, "preset": preset, "what": what, **found}
-        config: Any = PRESETS[preset]
-        row["a_layer"] = round(found["kernels"] / config.layers, 2)
+        row["a_layer"] = round(found["kernels"] / shape_of(preset).layers, 2)
         row["share"] = needed and round(found["bytes"] / needed, 3)  # of weights and cache
         rows.append(row)
         print(*row.values(), sep=" | ", flush=True)
