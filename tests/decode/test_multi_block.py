@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import over, slow
+from marks import slow
 from reading import read
 from results import listed
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
@@ -28,7 +28,8 @@ def params() -> Any:
     return tiny_blocks_params(1, 3.0)
 
 
-@over(["own", "next"], ["next"], "alignment")
+@pytest.mark.slow
+@pytest.mark.parametrize("alignment", ["own", "next"])
 def test_a_call_is_a_forward_of_the_whole_canvas(alignment):
     """With the trusted cache as without one, and nothing that is sealed changes."""
     decoder = bound(decode.MultiBlock, alignment, flight=3)

@@ -85,6 +85,7 @@ def texts(network: Any, params: Any, length: int, draws: int, **options: Any) ->
     return np.asarray(decode.run(decoder, params, request, knobs).tokens)
 
 
+@pytest.mark.slow
 def test_texts_of_a_chain_have_its_law():
     """A block's positions are drafted apart from one another, so that half of the drafts are wrong;
     what is kept of them without the verifier's exact rule has another law.
