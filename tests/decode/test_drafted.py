@@ -270,6 +270,7 @@ def test_a_row_alone_is_a_row_of_the_batch(acceptance):
             assert alone.counts[name][0] == count[row]
 
 
+@pytest.mark.slow
 def test_the_ratio_is_greedy_at_temperature_0():
     found, (_, _, info) = drafted(False, acceptance="ratio")
     wanted, _ = one_by_one(False)

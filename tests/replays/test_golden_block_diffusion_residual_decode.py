@@ -268,6 +268,7 @@ def test_the_released_loop(name):
     assert calls_of(result) == (calls, of_head)
 
 
+@pytest.mark.slow
 def test_judging_positions_is_lossy():
     """The form that the text describes writes something else than its base, in more than a tenth of
     all tokens.
