@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from marks import over
 from recorded import equal
 from recorded_block_diffusion import (
