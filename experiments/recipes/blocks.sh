@@ -1,11 +1,11 @@
 #!/bin/sh
-# Models of block diffusion: `sh experiments/recipes/blocks.sh tiny-sdar`, or another name below.
+# Models of block diffusion, and tiny-llada of full attention: `sh experiments/recipes/blocks.sh tiny-sdar`, or another name below.
 # Those of word problems begin with tiny-causal (START names another), those of a chain language with random weights.
 # A run that was stopped goes on when the same command is given again. Further arguments go to `paradec train`.
 set -eu
 run=$1 folder=runs/$1
 shift
-seed=0 model=${START:-tiny-causal} weights="0.28 0.44 0.17 0.11 0 0 0" steps=3000 # more rows than these updates read
+seed=0 objective=blocks model=${START:-tiny-causal} weights="0.28 0.44 0.17 0.11 0 0 0" steps=3000 # more rows than these updates read
 rates="--learning-rate 5e-3 --adam-learning-rate 2e-3 --weight-decay 0.05 --batch-tokens 2048 --warmup 0.033"
 held_out="--updates 0 10 --split tune --weights 0 1 0 0 0 0 0"
 
@@ -13,6 +13,7 @@ case $run in
 tiny-sdar) options="--alignment own --look-back" ;;
 without-look-back) options="--alignment own" ;;
 tiny-sdar-next) options="--alignment next" ;;
+tiny-llada) options="--sft --products BF16_BF16_F32" objective=masked steps=1500 ;;
 packed) options="--alignment next --packed --length 512" ;;
 block-noise) options="--alignment next --noise block" ;;
 count-noise) options="--alignment next --noise count" ;;
@@ -55,5 +56,5 @@ else
     mv "$folder/part" "$folder/data.jsonl"
   }
 fi
-paradec train blocks --model "$model" --data "$folder/data.jsonl" --held-out "$folder/held-out.jsonl" \
+paradec train "$objective" --model "$model" --data "$folder/data.jsonl" --held-out "$folder/held-out.jsonl" \
   --out "$folder" --updates $steps --optimizer muon $rates --cooldown 0.5 --ema 0.998 --seed $seed $options "$@"
