@@ -41,7 +41,7 @@ def call_work(
     """
     c, rows = network.config, batch * positions
     weights, layers = _passed(network)
-    if context and network.visibility == "full":
+    if context and not hasattr(network, "init_cache"):
         raise ValueError(
             f"a denoiser keeps no cache, so there is no context of {context} positions"
         )
@@ -60,7 +60,8 @@ def call_work(
 def _passed(network: Any) -> tuple[int, int]:
     """Weights that each position meets, the output matrix left out, and layers of attention."""
     c = network.config
-    if network.visibility == "full":  # shifts, scales and gates are constants of the weights
+    if not hasattr(network, "init_cache"):
+        # Of a denoiser, whose shifts, scales and gates are constants of the weights.
         return c.layers * (4 * c.width**2 + 2 * c.width * c.feed_forward), c.layers
     kind: Any = type(network)
     of = _sizes(kind, c)

@@ -64,6 +64,13 @@ def test_a_denoiser_has_no_context():
         network_of(PRESETS["test-mdlm"]).work(1, 1, 5)
 
 
+def test_full_attention_costs_what_a_causal_model_of_its_shape_does():
+    full, causal = (
+        network_of(PRESETS[name]).work(2, 4, 16) for name in ("test-full", "test-causal")
+    )
+    assert full == causal
+
+
 @over(["test-causal", "test-mdlm"])
 def test_a_pass_goes_forward_and_twice_back(name):
     network = network_of(PRESETS[name])
