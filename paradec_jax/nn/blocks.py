@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
         Args:
           x, view, prefix: the window.
-          gain: of a norm [D] that x passes first, or None.
+          gain: gain [D] of a norm that x passes first, or None.
           add: what is added to the output, or None.
         """
         c = self.config

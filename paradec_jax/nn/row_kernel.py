@@ -46,9 +46,9 @@ def products(
     Args:
       x: at most 64 rows.
       weights: of each product its matrix, or its gate and what that gates, in the dtype of x.
-      gain: of the norm [D] that x passes first, or None.
+      gain: gain [D] of the norm that x passes first, or None.
       add: what is added to the only product [..., F], or None.
-      eps: of the norm.
+      eps: what that norm adds under its root.
     """
     (*leading, width), count = x.shape, x.size // x.shape[-1]
     rows = max(FEWEST, pl.next_power_of_2(count))

@@ -43,12 +43,12 @@ def window_attention(
 
     Args:
       heads: "q" [B, W, H, C], "k" and "v" [B, W, G, C] after bias, and cached ones in one dtype.
-      gains: of the norms of "q" and "k" [C], where heads are normalised.
+      gains: gains [C] of the norms of "q" and "k", where heads are normalised.
       angles: cosines and sines [B, W, C/2].
       seen: which of its own positions each sees, [B, W, W].
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       visible: which of those each position sees, [B, W, S].
-      eps: of the norms.
+      eps: what these norms add under their roots.
     """
     (batch, width, count, channels), groups = heads["q"].shape, heads["k"].shape[2]
     each, rows = count // groups, max(16, pl.next_power_of_2(width))  # as tensor cores need

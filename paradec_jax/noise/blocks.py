@@ -68,7 +68,7 @@ class BlockNoise:
         a sample, of a size and a place that are drawn for each row; else each block alone.
 
         Args:
-          key: of the draw.
+          key: PRNG key of the draw.
           positions: place of each token in its sample.
           block: length of the blocks of each row.
           blocks: number of each token's block in its row.
@@ -92,7 +92,7 @@ class BlockNoise:
         """Hides some of the labelled tokens.
 
         Args:
-          key: of the draw.
+          key: PRNG key of the draw.
           labelled: tokens that may be hidden.
           samples, blocks, groups: the number of each token's sample, block and group in its row,
             from 0 and never falling; a group that is not given is a block.

@@ -206,17 +206,15 @@ def spelled(number, types):
 def test_knobs_can_be_mapped(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request(BUDGET)
+    if name == "speculative-denoising":  # whose stub is as sure of all: last bits would decide
+        decoder = dataclasses.replace(decoder, order="random")
     temperatures = jnp.array([0.0, 0.5, 2.0])
     mapped = jax.vmap(
         lambda t: decode.run(decoder, row.params, request, row.values(temperature=t))
     )(temperatures)
     for i, temperature in enumerate(temperatures):
         single = decode.run(decoder, row.params, request, row.values(temperature=temperature))
-        several, alone = listed(jax.tree.map(lambda x, i=i: x[i], mapped)), listed(single)
-        if name == "speculative-denoising":
-            # Drafts that are as sure are tried in the order of their last bits.
-            several["positions"] = alone["positions"]
-        assert several == alone
+        assert listed(jax.tree.map(lambda x, i=i: x[i], mapped)) == listed(single)
 
 
 @pytest.mark.parametrize("name", CLASSES)

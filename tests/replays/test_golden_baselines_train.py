@@ -1,14 +1,16 @@
-"""Recorded training losses of LLaDA, and likelihoods of LLaDA and Dream.
+"""Recorded training losses of LLaDA, and likelihoods of LLaDA and Dream."""
 
-What was recorded with guidance (`cfg1`) is left out: likelihoods have none here.
-"""
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from marks import over
 from recorded import GOLDEN, arrays_in, equal, imported, near
 
+from paradec_jax.decode.canvas.guidance import Guided
 from paradec_jax.evaluate.bound import bounds, costs_of, counts_of
 from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
@@ -73,14 +75,34 @@ def test_every_recorded_loss_is_compared():
 # Likelihoods
 
 
-def test_llada_likelihood():
+@dataclasses.dataclass(frozen=True)
+class Leaning:
+    """A network that leans away from what it says of a canvas without the first tokens."""
+
+    network: Any
+    mask: int
+    given: int
+    scale: float
+    subs: bool = False
+
+    def forward(self, params, tokens, positions, mask=None):
+        given, scale = positions < self.given, jnp.float32(self.scale)
+        guided = Guided(network=self.network, mask=self.mask)
+        return guided.forward(params, tokens, positions, None, mask, given, scale)
+
+    def logits(self, params, hidden):
+        return self.network.logits(params, hidden)
+
+
+@pytest.mark.parametrize(("run", "scale"), [("cfg0", 0), ("cfg1", 1)])
+def test_llada_likelihood(run, scale):
     """Counts, probabilities and costs of every recorded batch of draws."""
     network, params, spec = imported(FOLDER / "llada")
     want = arrays("llada", "likelihood")
     start, length = len(want["prompt"]), len(want["answer"])
     ids = np.concatenate([want["prompt"], want["answer"]])
-    noisy, probability = want["perturbed_cfg0"], want["p_mask_cfg0"]
-    counts, hidden = want["n_masked_cfg0"], noisy == spec.mask
+    noisy, probability = want[f"perturbed_{run}"], want[f"p_mask_{run}"]
+    counts, hidden = want[f"n_masked_{run}"], noisy == spec.mask
     draws = counts.shape[1]
     equal(counts_of(counts[:, :1], jnp.arange(draws), draws, length), counts)
     equal(hidden.sum(axis=-1), counts)
@@ -88,10 +110,11 @@ def test_llada_likelihood():
     near(
         probability[hidden], np.broadcast_to(counts[..., None] / length, noisy.shape)[hidden], 1e-6
     )
+    network = Leaning(network, spec.mask, start, scale) if scale else network
     costs = COSTS(network, params, *rows(noisy, ids), mask=spec.mask, first=0, view=None)
     each = np.where(hidden, costs.reshape(noisy.shape) / probability, 0).sum(axis=-1)
-    near(each.mean(axis=1), want["loss_per_batch_cfg0"], atol=1e-3)
-    near(-each.mean(), want["loglik_cfg0"], atol=1e-3)
+    near(each.mean(axis=1), want[f"loss_per_batch_{run}"], atol=1e-3)
+    near(-each.mean(), want[f"loglik_{run}"], atol=1e-3)
 
 
 def rows(noisy, ids):

@@ -21,7 +21,7 @@ class FlightCanvas(BlockCanvas):
 
     Attributes:
       step: calls that each of them was read in, [B, R].
-      looks: those in which it had no mask, [B, R].
+      looks: calls that read each of them without a mask, [B, R].
       count: blocks that are in flight or wait to be stored, [B].
       ready: the first ones, which are final: the next call stores them, [B].
     """

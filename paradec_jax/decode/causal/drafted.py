@@ -114,9 +114,8 @@ class Drafted(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: DraftedKnobs) -> DraftedState:
         """Reads each prompt and masks after it in one call: the first token, and drafts after it."""
-        masks = self.network.vocab_size + jnp.arange(
-            self.count
-        )  # as the drafter's network reads them
+        # Masks are the ids after the vocabulary to the drafter's network.
+        masks = self.network.vocab_size + jnp.arange(self.count)
         masks = jnp.broadcast_to(masks, (request.batch, self.count))
         rows, cache, out = self.prefill_ahead(params, request, masks, 1 + self.count, self.drafter)
         rows = rows.spend(out.counts, request.lengths + self.count)
