@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules import put, select, window
+from paradec_jax.decode.rules import number_of, put, select, window
 from paradec_jax.records import pytree, static
 
 NETWORK_CALLS, POSITIONS = "network_calls", "positions"
@@ -273,7 +273,7 @@ class Decoded:
         if self.fixed is None:
             return self.lengths - self.prompt_lengths
         position = jnp.arange(self.fixed.shape[1])
-        return jnp.sum(~self.fixed & (position < self.lengths[:, None]), axis=1, dtype=jnp.int32)
+        return number_of(~self.fixed & (position < self.lengths[:, None]))
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""
