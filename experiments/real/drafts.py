@@ -11,8 +11,8 @@ of right drafts at each place follow the calls of each shape:
     line of K    after a refusal the next call has no drafts, and commits one token
 
 The prompt's call drafts too and counts. The masks of this line stand after the last draft; `Drafted`
-puts them where the text most probably ends. `--check` decodes some of the prompts with `Drafted` and
-says whether its texts and, of a comb, its calls are these. `--timed` times some shapes one row at a
+puts them where the text most probably ends. `--check` decodes some of the prompts with decoders, sampled
+ones too, and lists texts that are not one by one's. `--timed` times some shapes one row at a
 time, in turns with one by one and prompt lookup, the prompt's call included.
 """
 
@@ -61,7 +61,8 @@ class Options:
       prompts: how many of them, drawn by the seed.
       new_tokens: tokens of an answer, at most.
       rows: prompts that are decoded together.
-      check: prompts that `Drafted` decodes too, by comb and line of all masks.
+      check: prompts that decoders decode.
+      decoders: these, as a command line names them.
       timed: prompts that are timed.
       passes: timings of each shape.
       shapes: decoders that are timed, as a command line names them; the first is the baseline.
@@ -77,6 +78,7 @@ class Options:
     new_tokens: int = 128
     rows: int = 16
     check: int = 8
+    decoders: tuple[str, ...] = ("drafted", "drafted --places 1")
     timed: int = 0
     passes: int = 5
     shapes: tuple[str, ...] = SHAPES
@@ -186,30 +188,32 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 "positions": 2 * masks + 1 if line else (masks + 1) ** 2,
             }
             print(f"{name:10} {rows[name]}", flush=True)
-    checked = {}
-    few = min(options.check, len(texts))
-    for places, name in ((None, f"comb of {count}"), (1, f"line of {count}")) if few else ():
-        subset = dataclasses.replace(
-            prompts,
-            tokens=prompts.tokens[:few],
-            lengths=prompts.lengths[:few],
-            keys=prompts.keys[:few],
-        )
-        wrote, took = answers(subset, model, decode.Drafted(greedy=True, places=places), few)
-        checked[name] = {
-            "equal": int(sum([a == b for a, b in zip(wrote, texts[:few], strict=True)])),
-            "of": few,
-            "calls": took,
-            "known": int(sum(calls_of(*one, count, places == 1)[0] for one in found[:few])),
-        }
-        print(f"decoded, {name}: {checked[name]}", flush=True)
     results: dict[str, Any] = {
         "answers": len(texts),
         "tokens": int(sum(map(len, texts))),
         "calls one by one": calls,
     }
-    results |= {"rows": rows, "decoded": checked, "timed": timed(options, model, prompts)}
+    results |= {"rows": rows, "decoded": decoded(options, model, prompts, texts)}
+    results["timed"] = timed(options, model, prompts)
     write_record(options.out, options, results, dtypes=(options.dtype,))
+
+
+def decoded(options: Options, model: Any, prompts: Any, texts: list[list[int]]) -> dict[str, Any]:
+    """Tokens a call of some decoders, and how many of their texts are those of the newest
+    `autoregressive` before them, or else of greedy one by one.
+    """
+    few, rows = min(options.check, len(texts)), {}
+    first = {name: getattr(prompts, name)[:few] for name in ("tokens", "lengths", "keys")}
+    some, wanted = dataclasses.replace(prompts, **first), texts[:few]
+    for name in options.decoders if few else ():
+        setting = choose(model.family, name)
+        wrote, calls = answers(some, model, setting.decoder, options.rows, setting.knobs)
+        if name.startswith("autoregressive"):
+            wanted = wrote
+        other = [i for i in range(few) if wrote[i] != wanted[i]]
+        rows[name] = {"tokens a call": sum(map(len, wrote)) / calls, "of": few, "other": other}
+        print(f"decoded, {name}: {rows[name]}", flush=True)
+    return rows
 
 
 def timed(options: Options, model: Any, prompts: Any) -> dict[str, Any]:
