@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.drawing import draw, real_row
@@ -22,6 +20,7 @@ from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.judge import Judgement, TextJudge
 from experiments.masked_diffusion.text_measures import entropy
 from paradec_jax import Model, facts, load, store
+from paradec_jax.cli.output import progress
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
@@ -136,12 +135,12 @@ class Texts:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two rows are called {twice[0]}")
         rows, missing = [], [line for line in lines if self._key(line) not in self.rows]
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title, total=len(missing))
+        with progress() as report:
+            advance = report(title, len(missing))
             for line in lines:
                 if (key := self._key(line)) not in self.rows:
                     self._add(key, self._drawn(line))
-                    bar.advance(task)
+                    advance(1)
                 label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(
                     ", "
                 )
