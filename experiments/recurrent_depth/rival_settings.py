@@ -16,7 +16,6 @@ from paradec_jax.families import EVERY_STEP
 SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")
 PARALLEL = ("Jacobi, one block", "Jacobi, running window")
 ONE, SEVERAL = "wave, one position a step", "wave with headway"
-RIVALS = (*SEQUENTIAL, *PARALLEL, ONE, SEVERAL)
 NEAREST = 8  # look-ups of pointers
 Grid = dict[str, list[Setting]]
 # Of causal models, whose tuning is that of `paradec compare causal`.
