@@ -79,13 +79,6 @@ class TestDrawing:
         assert greedy == [LETTERED["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
         assert len(set(map(tuple, many))) > 1 and len(once) == len(rival)
 
-    @pytest.mark.parametrize("place", [1, 3])
-    def test_a_sample_depends_on_its_number_alone(self, sources, place):
-        several, _ = draw(sources[place], SAMPLES, LENGTH, rows=4)
-        assert draw(sources[place], SAMPLES, LENGTH, rows=8)[0] == several
-        assert draw(sources[place], 2, LENGTH, rows=4)[0] == several[:2]
-        assert draw(sources[place], SAMPLES, LENGTH, rows=4, seed=1)[0] != several
-
 
 class TestRows:
     def test_measures_are_those_of_the_texts(self, sources, compared):
