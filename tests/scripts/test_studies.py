@@ -123,7 +123,7 @@ ELSEWHERE = (  # tests of their own
     "jacobi.study recurrent_depth.study recurrent_depth.distill_waves recurrent_depth.pointers "
     "masked_diffusion.markov_train launch.local lm_eval.execution lm_eval.run systems.checkouts "
     "systems.few_rows systems.kernels systems.memory systems.plan systems.report systems.slot "
-    "real.measure real.peer masked_diffusion.compare_texts"
+    "real.drafts real.measure real.peer masked_diffusion.compare_texts"
 )
 
 
