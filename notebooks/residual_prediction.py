@@ -274,4 +274,4 @@ for name, same in agreeing.items():
 #   two followers, so that every token depends on its neighbours, and stale scores go wrong at once.
 # - `RESIDUAL_STEPS=4`: the head's sums go further astray with each step.
 # - `pd.ResidualSpeculative(candidates=3)` lets the head draft and the network verify: its text is that of the network alone,
-#   token for token. `python -m experiments.block_diffusion.acceptance` counts how deep its drafts are right.
+#   token for token. `python -m experiments.block_diffusion.study speculation` counts its calls.

@@ -39,9 +39,6 @@ class Options:
       steps_ahead: K of direct decoding and of what speculation verifies.
       thresholds: of the dynamic rule.
       depths: layers of heads.
-      timed: problems of the speed measurement; 0 leaves speed out.
-      passes: timings of each row.
-      dtype: of weights and activations, "stored", "float32" or "bfloat16".
       folder: where tables go; pictures go to `figures` beside it.
     """
 
@@ -53,16 +50,11 @@ class Options:
     steps_ahead: tuple[int, ...] = (1, 2, 3, 4)
     thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
     depths: tuple[int, ...] = (1, 2, 3, 5, 8)
-    timed: int = 0
-    passes: int = 5
-    dtype: str = "float32"
     folder: Path = Path("experiments/block_diffusion/results")
 
     def __post_init__(self) -> None:
         if wrong := [pair for pair in self.heads if not all(pair.partition("="))]:
             raise ValueError(f"heads must be NAME=DIR, not {wrong[0]!r}")
-        if self.dtype not in ("stored", "float32", "bfloat16"):
-            raise ValueError(f"dtype must be stored, float32 or bfloat16, not {self.dtype!r}")
         if not self.steps_ahead or min(self.steps_ahead) < 1 or not self.thresholds:
             raise ValueError(
                 "steps_ahead and thresholds need at least one number each, steps from 1 on"
@@ -108,7 +100,7 @@ class Options:
         """What must be the same for two rows to stand in one file."""
         asked = dataclasses.asdict(self.asked) | {"steps": list(self.asked.steps)}
         del asked["rows"]
-        return asked | {"timed": self.timed, "passes": self.passes, "dtype": self.dtype}
+        return asked
 
 
 @dataclasses.dataclass(frozen=True)

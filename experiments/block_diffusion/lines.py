@@ -28,7 +28,7 @@ from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio
 from paradec_jax.generate import lacking
 
 Row = dict[str, Any]
-GROUP = 8  # settings that are decoded and timed in turns, next to the baseline
+GROUP = 8  # settings that are decoded together, next to the baseline
 DIGEST = 8  # hexadecimal digits that stand for a text
 
 
@@ -82,21 +82,18 @@ class Loaded:
 class Rows:
     """The rows of a file, decoded where they are missing."""
 
-    def __init__(
-        self, path: Path, problems: Problems, kept: dict[str, Any], dtype: str | None
-    ) -> None:
+    def __init__(self, path: Path, problems: Problems, kept: dict[str, Any]) -> None:
         """Reads the rows that are there.
 
         Args:
           path: of the file.
           problems: of the ground.
           kept: what must be the same for two rows to stand in one file.
-          dtype: of weights and activations; as stored when None.
 
         Raises:
           ValueError: a file of other options, or of something else.
         """
-        self.path, self.problems, self.kept, self.dtype = path, problems, kept, dtype
+        self.path, self.problems, self.kept = path, problems, kept
         self.rows: dict[str, Row] = rows_begun(path, kept) or {}
         self._models: dict[str, Loaded] = {}
 
@@ -136,7 +133,7 @@ class Rows:
           ValueError: a model of another family.
         """
         if line.place not in self._models:
-            model = load(line.place, dtype=self.dtype)
+            model = load(line.place, dtype="float32")
             if model.family != "block_diffusion":
                 raise ValueError(
                     f"{line.place} is of family {model.family}; these studies are of block diffusion"
@@ -173,8 +170,7 @@ class Rows:
                 seed=self.kept["seed"],
                 budget=self.problems.budget,
                 score=self.problems.score,
-                timed=self.kept["timed"],
-                passes=self.kept["passes"],
+                timed=0,
                 rows=self.problems.rows,
                 report=report,
             )

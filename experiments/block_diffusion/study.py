@@ -57,13 +57,13 @@ def table2(shop: Shop) -> list[Line]:
     return found
 
 
-def dynamic(shop: Shop, steps_ahead: Sequence[int]) -> list[Line]:
-    """The dynamic rule at several thresholds, alone and with so many steps of a head."""
+def table3(shop: Shop) -> list[Line]:
+    """The dynamic rule at several thresholds, alone and with one and two steps of a head."""
     found = [shop.baseline()]
     for threshold in shop.options.thresholds:
         found.append(shop.base("dynamic", threshold=threshold))
         for head in (None, HEAD):
-            for k in steps_ahead:
+            for k in (1, 2):
                 found += shop.direct(k, head, rule="dynamic", threshold=threshold)
     return found
 
@@ -151,10 +151,7 @@ def verified(shop: Shop) -> list[Line]:
 STUDIES: dict[str, tuple[str, Study]] = {
     "table1": ("Residual against direct modelling (Table 1)", table1),
     "table2": ("Static decoding, direct and speculative (Table 2)", table2),
-    "table3": (
-        "Dynamic decoding at several thresholds (Table 3)",
-        lambda shop: dynamic(shop, (1, 2)),
-    ),
+    "table3": ("Dynamic decoding at several thresholds (Table 3)", table3),
     "depth": ("Layers of the head (Table 5, Figure 1)", depths),
     "initialisations": (
         "How the head's parameters begin",
@@ -173,10 +170,6 @@ STUDIES: dict[str, tuple[str, Study]] = {
     "noise": ("Kinds of noise", noise),
     "alignment": ("Which token a position predicts", alignment),
     "speculation": ("Speculation beside what it must write", speculation),
-    "thresholds": (
-        "Thresholds and steps of the head",
-        lambda shop: dynamic(shop, shop.options.steps_ahead),
-    ),
     "adaptive": ("Thresholds of backbone and head", adaptive),
     "verified": ("Self-verification beside thresholds", verified),
 }
@@ -262,9 +255,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     problems = options.asked.read(model)
     split = "" if options.asked.split == "test" else f"-{options.asked.split}"
     path = options.folder / f"rows-{options.asked.ground}{split}.json"
-    rows = Rows(
-        path, problems, options.kept(), None if options.dtype == "stored" else options.dtype
-    )
+    rows = Rows(path, problems, options.kept())
     shop = Shop(options, problems.temperature, model.network.block)
     for name in STUDIES if "all" in options.study else options.study:
         run(name, rows, shop)

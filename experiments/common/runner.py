@@ -8,20 +8,19 @@ stands beside. Pictures are those of `plots.py`.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from experiments.common import plots
+from experiments.common.problems import Problems, of_pointers, of_words
 from experiments.common.record import difference, rows_begun, write_record
 from experiments.common.study import Depth, Study
-from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
-from paradec_jax.data.problems import Problem, exact_answers
+from paradec_jax.cli.output import progress
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
 from paradec_jax.evaluate.compare import compare
@@ -110,30 +109,15 @@ def main(studies: Mapping[str, Study], options: Options) -> None:
         run(studies[name], name, model, problems, options)
 
 
-@dataclasses.dataclass(frozen=True)
-class Problems:
-    """Prompts, tokens that an answer may take (None for those of the longest reference), and what
-    judges answers.
-    """
-
-    prompts: Sequence[Problem | str]
-    budget: int | None
-    score: Any
-
-
 def draw(options: Options) -> Problems:
     """The problems of a run."""
-    if options.task == "pointers":
-        items = pointer_problems(
-            options.problems, seed=options.seed, nearest=options.nearest, split=options.split
-        )
-        # " =", a name for each query, and the stop token.
-        budget = options.budget or 2 + len(items[0].distance)
-        return Problems([item.prompt for item in items], budget, exact_lists(items))
-    drawn = word_problems(
-        options.problems, seed=options.seed, steps=options.steps, split=options.split
+    asked = options.problems, options.seed, options.split
+    drawn = (
+        of_pointers(*asked, options.nearest)
+        if options.task == "pointers"
+        else of_words(*asked, options.steps)
     )
-    return Problems(drawn, options.budget, exact_answers)
+    return dataclasses.replace(drawn, budget=options.budget or drawn.budget)
 
 
 def run(
@@ -158,21 +142,16 @@ def run(
             f"{path} was timed under other conditions: {other}; move it away to begin anew"
         )
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(stem, total=len(groups))
-        inner = bar.add_task("")
-        for group in groups:
-            decoded = _decode([baseline, *group], model, problems, options, bar, inner)
-            rows = decoded | rows
-            dtypes = decoded[_key(baseline)]["facts"]["dtypes"]
-            write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
-            bar.advance(task)
+    for group in groups:
+        decoded = _decode([baseline, *group], model, problems, options)
+        rows = decoded | rows
+        dtypes = decoded[_key(baseline)]["facts"]["dtypes"]
+        write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
     ordered = [rows[_key(setting)] for setting in settings]
     if options.split == "test" and study.x is not None:
         figure = options.folder.parent / "figures" / f"{stem}.png"
         plots.if_possible(plots.draw, study, ordered, figure)
-    console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
+    print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems", file=sys.stderr)
     return ordered
 
 
@@ -182,28 +161,20 @@ def _key(setting: Setting) -> str:
 
 
 def _decode(
-    settings: Sequence[Setting],
-    model: Any,
-    problems: Problems,
-    options: Options,
-    bar: Progress,
-    task: TaskID,
+    settings: Sequence[Setting], model: Any, problems: Problems, options: Options
 ) -> dict[str, dict[str, Any]]:
-    def begin(stage: str, units: int) -> Any:
-        bar.reset(task, total=units, description=stage)
-        return lambda done: bar.advance(task, done)
-
-    compared = compare(
-        [Source(options.name, model, setting) for setting in settings],
-        problems.prompts,
-        seed=options.seed,
-        budget=problems.budget,
-        score=problems.score,
-        timed=options.timed,
-        passes=options.passes,
-        rows=options.rows,
-        report=begin,
-    )
+    with progress() as report:
+        compared = compare(
+            [Source(options.name, model, setting) for setting in settings],
+            problems.prompts,
+            seed=options.seed,
+            budget=problems.budget,
+            score=problems.score,
+            timed=options.timed,
+            passes=options.passes,
+            rows=options.rows,
+            report=report,
+        )
     keys = [_key(setting) for setting in settings]
     return {
         key: row | {"label": key, "facts": compared.facts}

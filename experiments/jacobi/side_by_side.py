@@ -16,7 +16,6 @@ from typing import Any
 import tyro
 
 from experiments.common.command import run
-from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.jacobi.study import compared
 from experiments.tasks import word_problems
@@ -41,9 +40,7 @@ class Options:
       steps: fewest and most written steps of a problem.
       budget: new tokens of a problem; room for the longest reference solution when None.
       seed: of the problems.
-      timed: problems of the speed measurement, at batch 1; 0 leaves speed out.
-      passes: timings of each decoder.
-      rows: problems decoded together when only answers and calls count.
+      rows: problems decoded together.
       out: where the JSON goes.
     """
 
@@ -54,8 +51,6 @@ class Options:
     steps: tuple[int, int] = (2, 8)
     budget: int | None = None
     seed: int = 2
-    timed: int = 0
-    passes: int = 5
     rows: int = 50
     out: Path = Path("experiments/jacobi/results/side_by_side.json")
 
@@ -83,8 +78,7 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
             problems,
             seed=options.seed,
             budget=options.budget,
-            timed=options.timed,
-            passes=options.passes,
+            timed=0,
             rows=options.rows,
         )
         first = result.exact if first is None else first
@@ -116,16 +110,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows, dtypes = evaluate(options)
     for row in rows:
         low, high = (100 * end for end in row["difference_interval"])
-        speed = (
-            f"  speed-up {times(row['speedup'], row['speedup_interval'])}"
-            if "speedup" in row
-            else ""
-        )
         print(
             f"{row['model']:24s} {row['label']:42s} exact {row['exact']:4d}/{row['problems']}  "
             f"{100 * row['difference']:+5.1f} points ({low:+.1f} to {high:+.1f})  "
             f"{row['tokens_per_network_call']:.2f} tokens a call  {row['network_calls_per_token']:.2f} calls a token"
-            f"{speed}"
         )
     record = {**dataclasses.asdict(options), "models": names_of(options.models)}
     write_record(options.out, record, {"rows": rows}, dtypes=dtypes)

@@ -139,7 +139,7 @@ def compare_texts(
         raise ValueError("the real texts hold characters that the models do not know")
     pieces = _pieces(held_out, length, samples)
     vocab_size = max(tokenizer.vocab_size, *(source.model.network.vocab_size for source in sources))
-    bench = TextJudge(judge, judge_name, "sdtt", tokenizer, vocab_size, held_out, TEXT_ROWS)
+    bench = TextJudge(judge, judge_name, tokenizer, vocab_size, held_out, TEXT_ROWS)
     bench.check(length)
 
     rows, texts = [], []

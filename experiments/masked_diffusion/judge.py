@@ -175,7 +175,6 @@ class TextJudge:
 
     Attributes:
       judge, judge_name: a model that predicts the next token.
-      definition: definition of its perplexity, "sdtt" or "mdlm".
       tokenizer: tokenizer that the ids of the texts belong to.
       vocab_size: ids that a text may hold.
       held_out: ids of real texts, for reverse perplexity.
@@ -184,7 +183,6 @@ class TextJudge:
 
     judge: Model
     judge_name: str
-    definition: str
     tokenizer: Tokenizer
     vocab_size: int
     held_out: Samples
@@ -197,7 +195,7 @@ class TextJudge:
 
     def check(self, length: int) -> None:
         """Refuses a model that is no judge, and texts that are too long for it. Raises ValueError."""
-        check_definition(self.judge, self.definition)
+        check_judge(self.judge)
         most = self.judge.network.max_length
         if self.reads_ids and length > most:
             raise ValueError(
@@ -209,17 +207,12 @@ class TextJudge:
         return [self.tokenizer.decode(row, skip_special=True) for row in ids]
 
     def judgement(self, ids: Samples) -> Judgement:
-        """What the judge says; the texts that it reads keep end-of-text only where its definition
-        counts one.
-        """
-        options: dict[str, Any] = {"definition": self.definition, "batch": self.batch}
+        """What the judge says by SDTT's definition, of ids or of texts without end-of-text."""
         if self.reads_ids:
-            return judge_ids(
-                self.judge, ids, begin=self.judge.token_spec.bos is not None, **options
-            )
-        if self.definition == "mdlm":
-            return judge_texts(self.judge, [self.tokenizer.decode(row) for row in ids], **options)
-        return judge_texts(self.judge, [text.strip() for text in self.texts(ids)], **options)
+            begin = self.judge.token_spec.bos is not None
+            return judge_ids(self.judge, ids, begin=begin, batch=self.batch)
+        texts = [text.strip() for text in self.texts(ids)]
+        return judge_texts(self.judge, texts, definition="sdtt", batch=self.batch)
 
     def measures(self, ids: Samples, judged: Judgement | None = None) -> dict[str, Any]:
         """Fields of a row that need no real texts; `judged` is what `judgement` has said of the

@@ -12,7 +12,6 @@ Each study writes JSON, with a row a model, sampler and number of steps, and a p
 
 import dataclasses
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
 from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.decode.masked.masked import GRIDS, SCORES
 
 PERPLEXITY = "perplexity under the judge"
 PANELS = {
@@ -56,12 +54,10 @@ class Options:
       temperatures: temperatures of the teacher's curves and of the rival's.
       most_temperatures: temperatures of the teacher's curve of most steps, the longest;
         `temperatures` when None.
-      student_temperatures: temperatures of the students beside the teacher's curves.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
       rows: texts drawn together.
       seed: of all draws.
-      definition: of the judge's perplexity, "sdtt" or "mdlm".
       drawn: where all rows are kept that were ever drawn; RUNS/drawn.json when None.
       folder: where the results go; pictures go to `figures` beside it.
     """
@@ -77,18 +73,16 @@ class Options:
     frontier: tuple[int, ...] = (4, 8, 16, 64)
     temperatures: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
     most_temperatures: tuple[float, ...] | None = None
-    student_temperatures: tuple[float, ...] = (1.0,)
     samples: int = 512
     length: int | None = None
     rows: int = 64
     seed: int = 0
-    definition: str = "sdtt"
     drawn: Path | None = None
     folder: Path = Path("experiments/masked_diffusion/results")
 
     def __post_init__(self) -> None:
-        if not (self.steps and self.frontier and self.temperatures and self.student_temperatures):
-            raise ValueError("steps, frontier and all temperatures need at least one number each")
+        if not (self.steps and self.frontier and self.temperatures):
+            raise ValueError("steps, frontier and temperatures need at least one number each")
 
     def of_curve(self, steps: int) -> tuple[float, ...]:
         """Temperatures of the teacher's curve of these steps."""
@@ -138,7 +132,6 @@ class Options:
             length=length,
             rows=self.rows,
             seed=self.seed,
-            definition=self.definition,
         )
 
 
@@ -164,13 +157,14 @@ def over_steps(
 
 def rounds_of(options: Options) -> list[tuple[str, str]]:
     """Name and place of every student: a round has the number of its folder, or else its place in
-    the list.
+    the list, after the name of its run where there are several.
     """
-    students = []
+    students, runs = [], {Path(place).parent.parent.name for place in options.rounds}
     for i, place in enumerate(options.rounds, 1):
         folder = re.fullmatch(r"round-(\d+)", Path(place).parent.name)
         number = i if folder is None else int(folder[1]) + 1
-        students.append((f"{number} round{'s' * (number > 1)}", place))
+        run = f"{Path(place).parent.parent.name}, " if len(runs) > 1 else ""
+        students.append((f"{run}{number} round{'s' * (number > 1)}", place))
     return students
 
 
@@ -179,28 +173,6 @@ def of_rounds(options: Options) -> list[Line]:
     lines = over_steps("teacher", options.first, options)
     for name, place in rounds_of(options):
         lines += over_steps(name, place, options)
-    return lines
-
-
-def last_of(*names: str) -> Callable[[Options], list[Line]]:
-    """The teacher and the last student of each of these runs that is there."""
-
-    def lines(options: Options) -> list[Line]:
-        drawn = over_steps("teacher", options.first, options)
-        for name in names:
-            done = (options.runs / name / "model").exists()
-            if models := models_of(options.runs / name) if done else ():
-                drawn += over_steps(name, models[-1], options)
-            else:
-                command = f"sh experiments/recipes/sdtt.sh TEXT {name}"
-                print(
-                    f"left out: {name}, which is not in {options.runs}; train it with {command}",
-                    file=sys.stderr,
-                )
-        if len(drawn) == len(options.steps):
-            raise ValueError(f"none of the runs {', '.join(names)} is done in {options.runs}")
-        return drawn
-
     return lines
 
 
@@ -218,17 +190,6 @@ def of_precisions(options: Options) -> list[Line]:
     return lines
 
 
-def of_orders(options: Options) -> list[Line]:
-    """The teacher in every order and on every grid."""
-    lines = [Line("single", options.first, Setting("masked", Masked(order="single")))]
-    for order in ("random", *SCORES):
-        for grid in GRIDS:
-            # so that rows of the default are shared
-            choices = {} if grid == "linear" else {"grid": grid}
-            lines += over_steps(f"{order}, {grid}", options.first, options, order=order, **choices)
-    return lines
-
-
 def of_frontier(options: Options) -> list[Line]:
     """The teacher's curves over temperature, students at all steps but the most, and the rival's
     curve.
@@ -240,12 +201,7 @@ def of_frontier(options: Options) -> list[Line]:
     ]
     fewer = [steps for steps in options.frontier if steps < max(options.frontier)]
     for name, place in rounds_of(options):
-        for steps in fewer or options.frontier:
-            curve = f"{name}, {steps} steps" if len(options.student_temperatures) > 1 else name
-            lines += [
-                Line(curve, place, masked(steps, temperature=temperature))
-                for temperature in options.student_temperatures
-            ]
+        lines += [Line(name, place, masked(steps)) for steps in fewer or options.frontier]
     if (rival_place := options.other) is not None:
         for temperature in options.temperatures:
             rival = Setting(
@@ -269,26 +225,10 @@ class Study:
 
 
 STUDIES = {
-    "rounds": Study("Rounds and steps (figures 3b, 4a, 4b, 19)", of_rounds),
-    "divergences": Study(
-        "Divergences (figures 2, 5, 6)",
-        last_of("halves", "forward-kl", "tvd", "tvd-released", "mse", "chi-square"),
-    ),
-    "round_lengths": Study(
-        "Updates of a round (figures 7, 8, 10)", last_of("halves", "half-rounds", "short-rounds")
+    "rounds": Study(
+        "Rounds and steps, of one run or several (figures 2 to 8, 10, 13 to 15, 19)", of_rounds
     ),
     "precision": Study("Precision of network and draws (figure 9)", of_precisions),
-    "jumps": Study(
-        "Teacher steps distilled at once (figure 13)", last_of("halves", "fourths", "eighths")
-    ),
-    "resets": Study(
-        "What a new round resets (figures 14, 15)",
-        last_of("halves", "optimizer-reset", "ema-teacher", "ema-teacher-reset"),
-    ),
-    "targets": Study(
-        "The teacher's grid of times, paper and released code", last_of("halves", "grid-released")
-    ),
-    "orders": Study("Orders and grids of the teacher", of_orders),
     "frontier": Study("Perplexity against entropy: students and the tempered teacher", of_frontier),
 }
 
@@ -306,20 +246,11 @@ def equal_entropy(rows: Sequence[Row], options: Options) -> dict[str, list[dict[
     at_one = {
         steps: row for steps, curve in curves.items() for row in curve if row["temperature"] == 1
     }
-    last, bars = students[-1]["model_sha256"], []
-    for temperature in options.student_temperatures:
-        of_last = {
-            row["steps"]: row
-            for row in students
-            if row["model_sha256"] == last and row["temperature"] == temperature
-        }
-        bars += [{"temperature": temperature} | bar for bar in frontier.bars(at_one, of_last)]
+    last = students[-1]["model_sha256"]
+    of_last = {row["steps"]: row for row in students if row["model_sha256"] == last}
     return {
-        "at_equal_entropy": [
-            {"temperature": row["temperature"]} | frontier.compared(row, curves[steps])
-            for row, steps in pairs
-        ],
-        "bars": bars,
+        "at_equal_entropy": [frontier.compared(row, curves[steps]) for row, steps in pairs],
+        "bars": frontier.bars(at_one, of_last),
     }
 
 
@@ -361,16 +292,10 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
             if one["ratio"] is None
             else times(one["ratio"], one["ratio_interval"])
         )
-        print(
-            f"{one['line'].partition(',')[0]}, {one['steps']} steps, temperature {one['temperature']:g}, "
-            f"over {one['curve']} at equal entropy: {ratio}"
-        )
+        print(f"{one['line']}, {one['steps']} steps, over {one['curve']} at equal entropy: {ratio}")
     for one in more.get("bars", ()):
         value = "none" if one["value"] is None else times(one["value"], one["interval"])
-        print(
-            f"last student, {one['steps']} steps, temperature {one['temperature']:g}: {one['bar']} {value}, "
-            f"wanted {one['wanted']}"
-        )
+        print(f"last student, {one['steps']} steps: {one['bar']} {value}, wanted {one['wanted']}")
     return rows
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.drawing import draw, real_row
 from experiments.masked_diffusion.held_out import HeldOut
-from experiments.masked_diffusion.judge import Judgement, TextJudge, check_definition
+from experiments.masked_diffusion.judge import Judgement, TextJudge
 from experiments.masked_diffusion.text_measures import entropy
 from paradec_jax import Model, facts, load, store
+from paradec_jax.cli.output import progress
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.judge import check_judge
 from paradec_jax.generate import tokenizer_of
 
 Row = dict[str, Any]
@@ -65,7 +65,6 @@ class Drawing:
       length: tokens of a text.
       rows: texts drawn together.
       seed: of all draws; sample i is drawn with the same key in every row.
-      definition: of the judge's perplexity.
     """
 
     file: Path
@@ -77,7 +76,6 @@ class Drawing:
     length: int = 256
     rows: int = 64
     seed: int = 0
-    definition: str = "sdtt"
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.length < 4 or self.rows < 1:
@@ -109,7 +107,7 @@ class Texts:
         self.drawing, self.shared = drawing, drawing.shared()
         self.rows: dict[str, Row] = rows_begun(drawing.file, self.shared) or {}
         judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
-        check_definition(judge, drawing.definition)
+        check_judge(judge)
         tokenizer = tokenizer_of(model)
         held_out: list[list[int]] = []
         if drawing.text is not None:
@@ -121,9 +119,7 @@ class Texts:
             held_out = [ids.tolist() for ids in parts]
             self._pieces = windows(np.concatenate(parts), drawing.length)
         name, size = self.shared["judge"], tokenizer.vocab_size
-        self.bench = TextJudge(
-            judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows
-        )
+        self.bench = TextJudge(judge, name, tokenizer, size, held_out, drawing.rows)
         self._fingerprints: dict[str, str] = {}
         self._loaded: tuple[tuple[str, str], Model] | None = None
         self._costs: dict[tuple[str, str], dict[str, float]] = {}
@@ -139,12 +135,12 @@ class Texts:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two rows are called {twice[0]}")
         rows, missing = [], [line for line in lines if self._key(line) not in self.rows]
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title, total=len(missing))
+        with progress() as report:
+            advance = report(title, len(missing))
             for line in lines:
                 if (key := self._key(line)) not in self.rows:
                     self._add(key, self._drawn(line))
-                    bar.advance(task)
+                    advance(1)
                 label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(
                     ", "
                 )
@@ -225,7 +221,7 @@ def left_out(
     (`text_measures.jackknife`).
     """
     without: dict[str, list[float]] = {"log_perplexity": [], "fourgram_entropy": []}
-    weight = judged.counted if judged.definition == "mdlm" else np.sign(judged.counted)
+    weight = np.sign(judged.counted)
     nats = np.where(weight > 0, judged.nats, 0)
     groups = min(groups, len(ids))
     for group in range(groups):

@@ -7,8 +7,8 @@ problems, where
     loss = mean over positions of (loss of the state that leaves) + price * (expected steps of the
     position)
 
-The first term is the distance to the state after r = 16 recurrences along the right text, or minus
-the log-likelihood of the right next token. Positions after a wrong committed token do not count.
+The first term is the distance to the state after r = 16 recurrences along the right text. Positions
+after a wrong committed token do not count.
 The rival is a random search of equal cost that decodes training problems in the discrete sampler.
 Both choose among a few candidates on tuning problems by their utility, exact answers less a price
 of network calls; then everything is measured once in the discrete sampler on unseen problems,
@@ -21,20 +21,19 @@ the learner's as well.
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.common.candidates import GRADIENT, Contest, Learning, descend, listed
 from experiments.common.command import run
-from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
+from experiments.recurrent_depth.candidates import GRADIENT, Contest, Learning, descend, listed
+from experiments.recurrent_depth.pool import Pool, draw_pool
 from paradec_jax import Decoded, Model, SoftWavefront, Wavefront, facts, load, rollout
 from paradec_jax.decode.rules import score
-from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.windows import window
 
 Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
@@ -58,9 +57,7 @@ class Options(Learning):
 
     Attributes:
       model: a model folder or the name of a bundled one.
-      objective: loss of a state that leaves.
       price: loss that one more expected step of a position is worth.
-      relaxation: how the soft wavefront mixes tokens, see `SoftWavefront`.
       gate_temperature, candidate_temperature: softness of exits and candidates.
       inner_recurrence, width, prefill_recurrence: of every sampler here.
       ages: K, length of the schedules.
@@ -69,9 +66,7 @@ class Options(Learning):
     """
 
     model: str = "tiny-recurrent"
-    objective: Literal["distance", "likelihood"] = "distance"
     price: float = 0.02
-    relaxation: Literal["straight_through", "soft"] = "straight_through"
     gate_temperature: float = 0.5
     candidate_temperature: float = 1.0
     inner_recurrence: int = 1
@@ -116,7 +111,6 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
         window=width,
         inner_recurrence=options.inner_recurrence,
         prefill_recurrence=options.prefill_recurrence,
-        relaxation=options.relaxation,
         greedy=True,
     )
     room = ((0, 0), (0, width + 1))
@@ -133,9 +127,7 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
 
     def loss(theta: Theta, params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         request, texts = batch["request"], jnp.pad(batch["texts"], room)
-        states = None
-        if options.objective == "distance":
-            states = jnp.pad(teacher(params, batch["texts"], request.keys), (*room, (0, 0)))
+        states = jnp.pad(teacher(params, batch["texts"], request.keys), (*room, (0, 0)))
         at = jnp.arange(texts.shape[1])
 
         def record(state: Any, info: Any) -> Any:
@@ -146,11 +138,7 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
             common = min(rows.tokens.shape[1], texts.shape[1])
             wrong = (rows.tokens[:, :common] != texts[:, :common]) & answer[:, :common]
             counts = (positions < batch["ends"][:, None] - 1) & ~jnp.any(wrong, axis=1)[:, None]
-            if states is not None:
-                losses = score.latent_change(window(states, first, width), info.refined)
-            else:
-                logits = network.logits(params, info.hidden)
-                losses = -log_probability(logits, window(texts, first + 1, width))
+            losses = score.latent_change(window(states, first, width), info.refined)
             leaving = info.leaving * counts
             return jnp.sum(leaving * losses), jnp.sum(leaving), jnp.sum(info.staying * counts)
 
@@ -159,9 +147,7 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
             gate_temperature=options.gate_temperature,
             candidate_temperature=options.candidate_temperature,
         )
-        _, sums = rollout(
-            decoder, params, request, knobs, n=options.steps, segment=options.segment, record=record
-        )
+        _, sums = rollout(decoder, params, request, knobs, n=options.steps, record=record)
         losses, left, stayed = (jnp.sum(x) for x in sums)
         left = jnp.maximum(left, 1e-6)
         parts = {
@@ -180,9 +166,7 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
     learned = descend(loss, model, pool, start(options), constrained, options)
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
-    taught = (
-        pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
-    )
+    taught = pool.texts.shape[1] * model.network.recurrence
     cost = options.updates * options.rows * (GRADIENT * (prefill + step) + taught)
     return learned | {"cost": cost}
 
@@ -228,7 +212,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         window=options.width,
         prefill_recurrence=options.prefill_recurrence,
     )
-    contest = Contest(model, sampler, knobs_of, "schedule", options)
+    contest = Contest(model, sampler, knobs_of, options)
     searched = contest.search(
         pool,
         lambda generator: draw_schedule(generator, options.ages),

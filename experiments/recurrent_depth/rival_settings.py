@@ -5,12 +5,10 @@ whose prompts every decoder reads once, so that the depth is spent at the answer
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from experiments.tasks import exact_lists, pointer_problems, word_problems
-from experiments.tasks.pointers import PointerTask
-from paradec_jax.data.problems import exact_answers
+from experiments.common.problems import Problems, of_pointers, of_words
 from paradec_jax.decode import Adaptive, AutoRegressive, Jacobi, SelfSpeculative, Static, Wavefront
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import EVERY_STEP
@@ -18,8 +16,7 @@ from paradec_jax.families import EVERY_STEP
 SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")
 PARALLEL = ("Jacobi, one block", "Jacobi, running window")
 ONE, SEVERAL = "wave, one position a step", "wave with headway"
-RIVALS = (*SEQUENTIAL, *PARALLEL, ONE, SEVERAL)
-STEPS, NEAREST = (2, 4), 8  # of word problems; look-ups of pointers
+NEAREST = 8  # look-ups of pointers
 Grid = dict[str, list[Setting]]
 # Of causal models, whose tuning is that of `paradec compare causal`.
 CAUSAL = (
@@ -28,17 +25,6 @@ CAUSAL = (
     (PARALLEL[1], Setting("jacobi", Jacobi(block=8, running=True))),
     (PARALLEL[1], Setting("jacobi", Jacobi(block=16, running=True))),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Problems as prompts, new tokens of each (None for room for the longest reference), and who
-    judges.
-    """
-
-    prompts: Sequence[Any]
-    budget: int | None
-    score: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +40,7 @@ class Task:
     """
 
     model: str
-    draw: Callable[[int, int, str, int], Drawn]
+    draw: Callable[[int, int, str, int], Problems]
     grid: Callable[[int], Grid]
     beside: tuple[int, ...]
     others: tuple[str, ...] = ()
@@ -159,28 +145,18 @@ def pointers_grid(queries: int) -> Grid:
     }
 
 
-def draw_words(count: int, seed: int, split: str, queries: int) -> Drawn:
-    """Word problems of two to four steps."""
-    del queries
-    return Drawn(word_problems(count, seed=seed, steps=STEPS, split=split), None, exact_answers)
-
-
-def draw_pointers(count: int, seed: int, split: str, queries: int) -> Drawn:
-    """Tables whose queries are all eight look-ups from their end or more; " =", a name for each,
-    the stop token.
-    """
-    task = PointerTask(queries=queries)
-    items = pointer_problems(count, seed=seed, split=split, task=task, nearest=NEAREST)
-    return Drawn([item.prompt for item in items], queries + 2, exact_lists(items))
-
-
 TASKS = {
     "words": Task(
         "tiny-recurrent-distilled",
-        draw_words,
+        lambda count, seed, split, queries: of_words(count, seed, split),
         words_grid,
         (1, 2, 4),
         ("tiny-jacobi", "tiny-causal"),
     ),
-    "pointers": Task("runs/wide-pointers/model", draw_pointers, pointers_grid, (8, 11, 12, 13)),
+    "pointers": Task(
+        "runs/wide-pointers/model",
+        lambda count, seed, split, queries: of_pointers(count, seed, split, NEAREST, queries),
+        pointers_grid,
+        (8, 11, 12, 13),
+    ),
 }

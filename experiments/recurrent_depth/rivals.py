@@ -27,6 +27,7 @@ import numpy as np
 import tyro
 
 from experiments.common.command import run
+from experiments.common.problems import Problems
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import (
     CAUSAL,
@@ -35,7 +36,6 @@ from experiments.recurrent_depth.rival_settings import (
     SEQUENTIAL,
     SEVERAL,
     TASKS,
-    Drawn,
     Grid,
     static,
 )
@@ -158,7 +158,7 @@ def contestants(options: Options) -> Pairs:
 
 
 def answers(
-    models: Sequence[Model], pairs: Sequence[Pairs], drawn: Drawn, options: Options
+    models: Sequence[Model], pairs: Sequence[Pairs], drawn: Problems, options: Options
 ) -> list[Row]:
     """A row a model and setting, compared with the baseline of the first model."""
     names = names_of(options.models)
@@ -194,7 +194,7 @@ def answers(
 def timed(
     models: Sequence[Model],
     settings: Sequence[Sequence[Setting]],
-    drawn: Drawn,
+    drawn: Problems,
     options: Options,
 ) -> list[Speed]:
     """Times settings of several models, each once a pass, so that what else the machine does falls

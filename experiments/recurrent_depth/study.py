@@ -43,16 +43,10 @@ def wave(
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
-def multi_token(
-    width: int, headway: int, warm_start: bool = False, exit: float = EVERY_STEP
-) -> Setting:
+def multi_token(warm_start: bool, exit: float) -> Setting:
     """A wave of one recurrence that may commit several tokens a step."""
     decoder = Wavefront(
-        inner_recurrence=1,
-        window=width,
-        headway=headway,
-        warm_start=warm_start,
-        prefill_recurrence=1,
+        inner_recurrence=1, window=8, headway=8, warm_start=warm_start, prefill_recurrence=1
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
@@ -165,16 +159,6 @@ STUDIES: dict[str, Study] = {
         "noise",
         "inner_recurrence",
     ),
-    "released_momentum": Study(
-        "Momentum of the conditioning under the released rule",
-        lambda d: [
-            released(i, d.width(i), exit_threshold=0.1, momentum=m)
-            for i in (1, 2, 4)
-            for m in (0.0, 0.1, 0.2, 0.4, 0.8)
-        ],
-        "momentum",
-        "inner_recurrence",
-    ),
     "noise_kinds": Study(
         "Schedule and mixing of the noise",
         lambda d: [
@@ -201,22 +185,12 @@ STUDIES: dict[str, Study] = {
         "headway",
         "inner_recurrence",
     ),
-    "multi_token": Study(
-        "Width and headway of a wave that carries nothing over (Jacobi decoding)",
-        lambda d: [
-            static(1),
-            static(2),
-            *(multi_token(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
-        ],
-        "window",
-        "headway",
-    ),
     "warm_start": Study(
         "Whether states outlive the tokens that they were computed from",
         lambda d: [
-            multi_token(8, 8, warm_start=w, exit=e)
-            for w in (True, False)
-            for e in (0.1, 0.4, 1.6, EVERY_STEP)
+            multi_token(warm_start, exit)
+            for warm_start in (True, False)
+            for exit in (0.1, 0.4, 1.6, EVERY_STEP)
         ],
     ),
     "init_scale": Study(

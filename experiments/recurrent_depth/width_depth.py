@@ -3,7 +3,7 @@ C).
 
 `python -m experiments.recurrent_depth.width_depth` counts exactly what reading a prompt costs where
 a recurrent-depth network is scaled by s; `--preset huginn-0125` counts the large model. No network
-runs. What decoding gains: `serial_steps.py`. Three variants of one factor::
+runs. Three variants of one factor::
 
     depth       the core does s times as many recurrences over n positions
     no_share    s copies of each token; one sees all copies of earlier tokens, and its own up to itself

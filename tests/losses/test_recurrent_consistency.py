@@ -79,24 +79,3 @@ def test_equals_two_causal_passes(params, batch):
     np.testing.assert_allclose(terms["ar"], next_token, rtol=1e-5)
     np.testing.assert_allclose(value, 2.0 * next_token + expected, rtol=1e-5)
     assert terms["recurrence"] == recurrence
-
-
-@pytest.mark.slow
-def test_filler_replaces_wrong_tokens_alone(params, batch):
-    plain, filled = (
-        jax.jit(recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES, filler_share=share))
-        for share in (0.0, 1.0)
-    )
-    key = jax.random.key(5)
-    assert plain(params, params, batch, key)[0] != filled(params, params, batch, key)[0]
-    right = batch | {"noisy": batch["clean"]}
-    assert plain(params, params, right, key)[0] == filled(params, params, right, key)[0]
-
-
-@pytest.mark.slow
-def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
-    loss = jax.jit(recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES))
-    drawn = [
-        loss(params, params, batch | {"step": jnp.int32(s)}, jax.random.key(0))[1] for s in (0, 3)
-    ]
-    assert [float(terms["recurrence"]) for terms in drawn] == [2.0, 5.0]

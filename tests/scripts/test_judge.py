@@ -44,31 +44,7 @@ def samples():
     return [own, other, [END, 1, END, 4, END, END], [7]]
 
 
-class TestDefinitions:
-    def test_sdtt(self):
-        rows = samples()
-        losses = [losses_of(row) for row in rows]
-        means = [np.mean(loss) for loss in losses[:3]]
-        found = judge_ids(model_of(), rows, batch=2)
-        assert found.perplexity == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
-        np.testing.assert_allclose(found.nats[:3], means, rtol=1e-4)
-        assert np.isnan(found.nats[3]) and found.counted.tolist() == [7, 4, 5, 0]
-        low, high = found.interval
-        assert low <= found.perplexity <= high
-
-    def test_mdlm(self):
-        rows = samples()
-        losses = [losses_of(row) for row in rows]
-        # The end that begins the third row is its first, and has no loss: none of the others
-        # counts.
-        kept = [*losses[0], *losses[1], *(losses[2][i] for i in (0, 2))]
-        found = judge_ids(model_of(), rows, definition="mdlm")
-        assert found.perplexity == pytest.approx(math.exp(np.mean(kept)), rel=1e-5)
-        assert found.counted.tolist() == [7, 4, 2, 0]
-        later = judge_ids(model_of(), [[1, END, 4, END, 3]], definition="mdlm")
-        assert later.counted.tolist() == [3]
-        assert judge_ids(model_of(), rows).perplexity != pytest.approx(found.perplexity, rel=1e-2)
-
+class TestIds:
     def test_begin_of_text(self):
         spec, rows = TokenSpec(bos=9, stop=(END,)), samples()
         found = judge_ids(model_of(spec=spec), rows, begin=True)

@@ -30,19 +30,6 @@ def law(chain: Chain = CHAIN) -> np.ndarray:
     return np.exp(chain.log_probability(TEXTS))
 
 
-def test_the_law_of_texts_and_of_windows_of_a_run():
-    assert law().sum() == pytest.approx(1, abs=1e-12)
-    assert CHAIN.floor == pytest.approx(-(law() * np.log(law())).sum(), abs=1e-12)
-    assert (
-        excess(CHAIN.draw(30_000, 0), law(), 3)
-        < 4
-        < 100
-        < excess(CHAIN.draw(30_000, 0), law(OTHER), 3)
-    )
-    # Every fourth window: what lies between them has forgotten the one before.
-    assert excess(CHAIN.walk(400_000, 0).reshape(-1, 4)[::4], law(), 3) < 4
-
-
 def samples(network, order="random", count=20_000, **knobs):
     """Texts of a sampler and the keys that they were drawn with."""
     keys = jax.random.split(jax.random.key(4), count)

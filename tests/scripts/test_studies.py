@@ -45,16 +45,6 @@ RIVALS = "words --model TOYS/recurrent --problems 2 --timed 1 --passes 1 --rows 
 # what is written before the last one is a command that comes first. TOYS is the folder of toy
 # models, OUT that of the test; results go to OUT/results/rows.json but where a folder is given.
 STUDIES = {
-    "block_diffusion.acceptance": (
-        8,
-        "rule head depth share",
-        f"TOYS/chains-head/model {CHAINS} --candidates 3",
-    ),
-    "block_diffusion.learn_thresholds": (
-        4,
-        "learner random_search chosen learned_less difference_interval",
-        f"--model TOYS/words --thresholds 2 --calls 5 --hand 0.5 {LEARNING}",
-    ),
     "block_diffusion.residual_magnitude": (
         4,
         "hidden logits blocks model_sha256",
@@ -64,11 +54,6 @@ STUDIES = {
         10,
         "label settings positions_per_token flops_per_token head_calls_per_token",
         f"speculation {HEADS} --steps-ahead 1 2",
-    ),
-    "block_diffusion.tuned": (
-        7,
-        "label settings network_calls_per_token chosen",
-        f"{HEADS} --steps-ahead 1 --tuning 2 --head-thresholds 0.5",
     ),
     "families.price": (
         2,
@@ -114,11 +99,6 @@ STUDIES = {
         f"{RIVALS} --tune --out OUT/tuning.json ; "
         f"{RIVALS} --others TOYS/causal --tuning OUT/tuning.json",
     ),
-    "recurrent_depth.serial_steps": (
-        5,
-        "decoder depth serial_first in_flight core_positions",
-        "--preset test-recurrent --recurrence 2 --new-tokens 4",
-    ),
     "recurrent_depth.width_depth": (
         6,
         "tokens variant total parallelism",
@@ -126,7 +106,6 @@ STUDIES = {
     ),
 }
 FILES = {"block_diffusion.study": "speculation-chains", "masked_diffusion.study": "frontier"}
-FILES |= {"block_diffusion.tuned": "tuned-chains"}
 AGAIN = {  # what a second call does not use
     "block_diffusion.study": "block_diffusion.lines.compare",
     "masked_diffusion.markov_study": "masked_diffusion.markov_study.sampled",
@@ -144,7 +123,7 @@ ELSEWHERE = (  # tests of their own
     "jacobi.study recurrent_depth.study recurrent_depth.distill_waves recurrent_depth.pointers "
     "masked_diffusion.markov_train launch.local lm_eval.execution lm_eval.run systems.checkouts "
     "systems.few_rows systems.kernels systems.memory systems.plan systems.report systems.slot "
-    "real.measure real.peer masked_diffusion.compare_texts"
+    "real.drafts real.measure real.peer masked_diffusion.compare_texts"
 )
 
 

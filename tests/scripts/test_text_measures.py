@@ -40,17 +40,6 @@ class TestEntropies:
         found = variety([*ROWS, [3, 0, 1, 1, 4]])
         assert [found[f"distinct_{n}"] for n in (1, 2, 3, 4)] == [5 / 12, 5 / 8, 4 / 5, 1]
 
-    def test_an_interval_has_the_width_of_the_law(self):
-        """Over samples of one law the entropies of whole collections spread as the interval of each
-        says.
-        """
-        rng = np.random.default_rng(1)
-        law = np.array([0.7, 0.2, 0.1])
-        found = [variety(rng.choice(3, (60, 20), p=law).tolist()) for _ in range(40)]
-        spread = np.std([of["unigram_entropy"] for of in found])
-        told = np.mean([np.diff(of["unigram_entropy_interval"]) / (2 * Z95) for of in found])
-        assert told == pytest.approx(spread, rel=0.35)
-
     def test_too_short(self):
         with pytest.raises(ValueError, match="no sample has 4 tokens"):
             variety([[1, 2, 3]])

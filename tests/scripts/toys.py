@@ -17,8 +17,6 @@ from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.store import Model, ResidualHead, save
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 40
-CHAIN = start.Options("test-sdar", Path(), chains=True, layers=1, block=4)
-WORDS = start.Options("test-sdar", Path(), block=4)
 POINTERS = dataclasses.replace(pointers.RECIPES["tiny-pointers"], width=16, heads=2)
 
 
@@ -41,12 +39,9 @@ def of_characters(preset: str, seed: int) -> Model:
     return Model(config, params, spec, tokenizer)
 
 
-def of_blocks(options: start.Options, **changes) -> Model:
-    model = start.begun(options)
-    params = jax.tree.map(lambda x: 2 * x, dict(model.params))
-    return dataclasses.replace(
-        model, params=params, config=dataclasses.replace(model.config, **changes)
-    )
+def of_chains() -> Model:
+    model = start.begun(start.Options("test-sdar", Path(), chains=True, layers=1, block=4))
+    return dataclasses.replace(model, params=jax.tree.map(lambda x: 2 * x, dict(model.params)))
 
 
 def with_head(model: Model) -> Model:
@@ -61,13 +56,12 @@ def of_pointers() -> Model:
 
 
 def make(folder: Path) -> Path:
-    chain = of_blocks(CHAIN)
+    chain = of_chains()
     models = {
         "causal": of_words("test-causal", 0),
         "other": of_words("test-causal", 1),
         "recurrent": of_words("test-recurrent", 0),
         "pointers": of_pointers(),
-        "words": of_blocks(WORDS, blocks=(4, 8), max_length=256),
         "chains/model": chain,
         "chains-head/model": with_head(chain),
         "tiny-mdlm/model": of_characters("test-mdlm", 0),

@@ -53,7 +53,10 @@ def test_draws_have_the_law():
     texts = LAW.draw(40_000, 0)
     assert LAW.lawful(texts).all() and texts.dtype == np.int32
     assert abs(excess(texts, np.exp(LAW.log_probability(TEXTS)), 4)) < 4
-    walked = LAW.walk(1_000, 1)
+    walked = LAW.walk(640_000, 1)
     assert LAW.lawful(walked[None]).all()
+    # Windows far enough apart: what lies between them has forgotten the one before.
+    far = walked.reshape(-1, 4)[::16]
+    assert abs(excess(far, np.exp(LAW.log_probability(TEXTS)), 4)) < 4
     np.testing.assert_array_equal(LAW.draw(3, [5, 6]), LAW.draw(3, [5, 6]))
     assert LAW.digest != Followers(symbols=4, length=4, share=0.7, seed=4).digest

@@ -165,23 +165,6 @@ def test_auxiliary_tasks_compute_right_and_count_their_numbers(kind):
         auxiliary.auxiliary_task(0, 0, "songs")
 
 
-def test_steps_are_practised_on_known_quantities():
-    for index in range(50):
-        item = auxiliary.auxiliary_task(3, index, "steps")
-        held = {}
-        for subject, amount, items in re.findall(r"(\w+) has (\d+) (\w+)\.", item.prompt):
-            held.setdefault(subject, {})[items] = int(amount)
-        items = re.search(r"How many (\w+)", item.prompt)[1]
-        held = {subject: amounts[items] for subject, amounts in held.items() if items in amounts}
-        for line in item.answer.splitlines():
-            left, _, _, result = EQUATION.search(line).groups()
-            relation, finding = line.split(", so ")
-            subject = finding.split()[0]
-            source = re.search(r"(?:than|as) ([A-Z]\w+)", relation)
-            assert held[source[1] if source else subject] == int(left)
-            held[subject] = int(result)
-
-
 def test_recalls_are_of_the_newest_amount():
     for index in range(50):
         item = auxiliary.auxiliary_task(3, index, "recalls")

@@ -1,7 +1,7 @@
-"""Candidates of a sampler's knobs: learned, searched, chosen on tuning problems, measured on unseen
+"""Schedules of a sampler's knobs: learned, searched, chosen on tuning problems, measured on unseen
 ones.
 
-A candidate is what a script makes knobs of. Of each method the one of greatest utility is chosen,
+Each is a candidate. Of each method the one of greatest utility is chosen,
 
     utility = share of exact answers - call_price * network calls a token
 """
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from rich.progress import track
 
-from experiments.common.pool import Pool, batch_of
+from experiments.recurrent_depth.pool import Pool, batch_of
 from experiments.tasks import word_problems
 from paradec_jax import Model, run
 from paradec_jax.data.problems import exact_answers
@@ -39,7 +39,6 @@ class Learning:
       learning_rate: of Adam.
       rows: training problems of an update.
       pool: training problems in all.
-      segment: steps of a segment of the rollout; the square root of all when None.
       problem_steps: fewest and most steps of a problem's solution.
       trial_rows: training problems of a trial of the random search.
       candidates: candidates of learning and of search that are tried on the tuning problems.
@@ -53,7 +52,6 @@ class Learning:
     learning_rate: float = 0.05
     rows: int = 8
     pool: int = 512
-    segment: int | None = None
     problem_steps: tuple[int, int] = (2, 4)
     trial_rows: int = 64
     candidates: int = 4
@@ -77,14 +75,12 @@ class Contest:
       model: whose network, tokens and problems.
       sampler: the decoder that everything is measured in.
       knobs_of: candidate -> knobs.
-      what: what a candidate is, in results.
       options: numbers of problems, seeds and prices.
     """
 
     model: Model
     sampler: Any
     knobs_of: Callable[[Any], Any]
-    what: str
     options: Learning
 
     def utility(self, exact: float, calls_per_token: float) -> float:
@@ -118,7 +114,7 @@ class Contest:
             share = row["exact"] / row["problems"]
             value = self.utility(share, row["network_calls_per_token"])
             if method not in chosen or value > chosen[method]["utility"]:
-                chosen[method] = {"utility": value, self.what: candidate}
+                chosen[method] = {"utility": value, "schedule": candidate}
         return chosen
 
     def result(
@@ -131,7 +127,7 @@ class Contest:
         the first method less the others; rows are printed.
         """
         chosen = self.choose(methods, tuning_seed)
-        named = [*by_hand, *((method, of[self.what]) for method, of in chosen.items())]
+        named = [*by_hand, *((method, of["schedule"]) for method, of in chosen.items())]
         rows, exact = self.measure(named, "test", self.options.problems, self.options.seed + 1)
         for row in rows:
             low, high = wilson(row["exact"], row["problems"])
