@@ -1,4 +1,4 @@
-"""What studies of recurrent depth compute: operations, deeper networks, waves."""
+"""What studies of recurrent depth compute: operations, schedules, deeper networks, waves."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.recurrent_depth import width_depth
+from experiments.recurrent_depth import serial_steps, width_depth
 from experiments.recurrent_depth.distill_waves import Waves
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.tasks import word_problems
@@ -51,6 +51,26 @@ def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
     copies = positions // tokens  # of the first token; the last position sees some of them
     stored = TINY.prelude_layers + TINY.core_layers + TINY.coda_layers
     assert cost.kept == stored * tokens * mask[-copies:, :copies].any(axis=0).sum()
+
+
+def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
+    r, new, path = 2, 4, tmp_path / "steps.json"
+    serial_steps.main(serial_steps.Options("test-recurrent", r, new, path))
+    sequential, *waves = json.loads(path.read_text())["rows"]
+    assert (sequential["depth"], sequential["serial_first"], sequential["serial_all"]) == (
+        [r],
+        r,
+        new * r,
+    )
+    for row in waves:
+        inner = row["inner_recurrence"]
+        depth = r if row["decoder"] == "wavefront" else (r // inner + 2) * inner
+        width = depth // inner
+        ramp = [min(step, width) for step in range(1, width + new)]
+        assert (row["depth"], row["serial_first"], row["in_flight"]) == ([depth], depth, ramp)
+        assert row["serial_all"] == depth + (new - 1) * inner and row[
+            "core_positions"
+        ] == inner * sum(ramp)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -99,6 +99,11 @@ STUDIES = {
         f"{RIVALS} --tune --out OUT/tuning.json ; "
         f"{RIVALS} --others TOYS/causal --tuning OUT/tuning.json",
     ),
+    "recurrent_depth.serial_steps": (
+        5,
+        "decoder depth serial_first in_flight core_positions",
+        "--preset test-recurrent --recurrence 2 --new-tokens 4",
+    ),
     "recurrent_depth.width_depth": (
         6,
         "tokens variant total parallelism",
