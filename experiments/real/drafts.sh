@@ -39,16 +39,16 @@ finetuned)
   paradec train sft --model $start --data $here/programs.jsonl $fast --updates 100 --learning-rate 1e-4 --precision mixed \
     --products BF16_BF16_F32 "$@" ;;
 drafts)
-  paradec train draft --model $base --data $here/asked.jsonl $fast --problems 400 --masks 4 --anchors 40 --updates 360 \
+  paradec train draft --model $base --data $here/asked.jsonl $fast --problems 400 --masks 3 --anchors 40 --updates 260 \
     --new-tokens 128 --learning-rate 2e-3 "$@" ;;
 measured)
   python -m experiments.real.drafts $base $here/drafts/adapter $here/test.jsonl --check 0 --out $here/drafts.json "$@" ;;
 distilled)
-  paradec train jacobi --model $base --data $here/asked.jsonl $fast --problems 192 --block 4 --new-tokens 128 --rehearse 0 \
-    --ar-weight 5 --layers 0.5 --updates 150 --learning-rate 1e-4 --cooldown 0.6 "$@" ;;
+  paradec train jacobi --model $base --data $here/asked.jsonl $fast --problems 128 --block 4 --new-tokens 128 --rehearse 0 \
+    --ar-weight 5 --layers 0.5 --updates 100 --learning-rate 1e-4 --cooldown 0.6 "$@" ;;
 compared)
   paradec compare $base $here/distilled/model --data $here/test.jsonl --problems 48 --judge $base --new-tokens 128 --timed 0 \
-    --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 8 --candidates 1" \
+    --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 8 --running --candidates 1" \
     --json $here/compared.json "$@" ;;
 *)
   echo "finetuned, drafts, measured, distilled or compared, not $name" >&2
