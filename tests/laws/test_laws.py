@@ -39,7 +39,7 @@ from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import RepetitionKnobs, alternatives, unneeded
+from paradec_jax.decode.machine.knobs import alternatives, unneeded
 
 
 def test_every_decoder_has_a_row():
@@ -169,8 +169,8 @@ def test_finished_rows_do_not_move(name):
 def test_knobs_and_equal_decoders_share_a_program(name):
     row = ROWS[name]
     params, request = row.params, tiny_request(BUDGET, stop=(0,))
-    if issubclass(row.kind.Knobs, RepetitionKnobs):  # None is another program, without a penalty
-        row = dataclasses.replace(row, knobs={"repetition_penalty": 2.0, **row.knobs})
+    given = {name: 0.5 for name in ALONE if hasattr(row.kind.Knobs, name)}
+    row = dataclasses.replace(row, knobs=given | row.knobs)
     decode.run(row.decoder(), params, request, row.values())
     with nothing_is_traced(row.kind):
         for field in dataclasses.fields(row.kind.Knobs):
@@ -185,7 +185,7 @@ def test_knobs_and_equal_decoders_share_a_program(name):
                 (typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ()
             )
             values = list(words or (changed, *spelled(1, WHOLE if whole else ANY)))
-            values += [None] * (type(None) in options and field.name != "repetition_penalty")
+            values += [None] * (type(None) in options and field.name not in ALONE)
             for value in values:
                 knobs = row.values(**{field.name: value})
                 decode.run(row.decoder(row.network()), params, request, knobs, max_steps=1)
@@ -197,6 +197,7 @@ def test_knobs_and_equal_decoders_share_a_program(name):
             decode.run(again, params, request, row.values(), max_steps=seed)
 
 
+ALONE = ("repetition_penalty", "noise")  # knobs whose None is another program, without them
 WHOLE = (int, np.int64, np.asarray, jnp.asarray)
 ANY = (*WHOLE, bool, float, np.float64, jnp.bfloat16, jnp.float32)
 
