@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--presets", nargs="*", default=CALLS, help="shapes of counted calls")
     parser.add_argument("--positions", nargs="+", type=int, default=(1, 8, 32))
-    parser.add_argument("--steps", help="shape of counted decoders, such as smollm2-135m")
+    parser.add_argument("--steps", nargs="*", default=(), help="shapes of counted decoders")
     parser.add_argument("--devices", nargs="+", default=["h100"], choices=list(DEVICES))
     parser.add_argument("--out", type=Path, help="JSON file")
     options, rows = parser.parse_args(), []
@@ -187,10 +187,10 @@ def main() -> None:
             for positions in options.positions:
                 made = call(shape_of(preset), positions, where)
                 add(where, preset, f"{positions} positions", *made)
-        for setting in TABLES[PRESETS[options.steps].family] if options.steps else ():
+        for preset, setting in ((p, s) for p in options.steps for s in TABLES[PRESETS[p].family]):
             if not setting.decoder.further_networks:
-                text = step(shape_of(options.steps), setting, where)
-                add(where, options.steps, f"{setting.name} {setting.label()}", text)
+                text = step(shape_of(preset), setting, where)
+                add(where, preset, f"{setting.name} {setting.label()}", text)
 
 
 if __name__ == "__main__":

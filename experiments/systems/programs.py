@@ -119,7 +119,7 @@ class Program:
 
 def spec_of(config: ModelConfig) -> TokenSpec:
     """Special tokens that every family takes: the last id is the mask of one that fills masks."""
-    masks = isinstance(config, MaskedDiffusionConfig | BlockDiffusionConfig)
+    masks = not isinstance(config, RecurrentDepthConfig | CausalConfig)
     return TokenSpec(mask=config.vocab_size - 1, alignment="own") if masks else TokenSpec()
 
 

@@ -128,7 +128,7 @@ class Attention(nn.Module):
         c = self.config
         weights = {n: rearrange(w, "d h c -> d (h c)") for n, w in self.matrices.items()}
         out = rearrange(self.out, "h c d -> (h c) d")
-        if view.adapted is None and not c.out_bias and _are_few(c, x, out, *weights.values()):
+        if view.adapted is None and not c.out_bias and are_few(c, x, out, *weights.values()):
             made = few_products(x, [[w] for w in weights.values()], gain, eps=c.norm_eps)
             mixed, kv = self.mix(dict(zip(weights, made, strict=True)), view, prefix)
             return few_products(mixed, [[out]], add=add)[0], kv
@@ -188,7 +188,7 @@ def _by_kernel(c: Any, given: Any) -> Any:
     )
 
 
-def _are_few(c: Any, x: Stream, *weights: Array) -> bool:
+def are_few(c: Any, x: Stream, *weights: Array) -> bool:
     """Whether products of these rows may be kernels, which read whole tiles of a matrix."""
     whole = not any(weight.shape[0] % 64 or weight.shape[1] % 16 for weight in weights)
     return whole and kernels(c.attention, x.shape[0] * x.shape[1], x, *weights)
@@ -234,7 +234,7 @@ class GatedMLP(nn.Module):
     ) -> Stream:
         """The branch's output; `where` is a view's `adapted`, `gain` and `add` are as of attention."""
         c = self.config
-        if where is None and not c.mlp_bias and _are_few(c, x, self.gate, self.up, self.down):
+        if where is None and not c.mlp_bias and are_few(c, x, self.gate, self.up, self.down):
             (x,) = few_products(x, [[self.gate, self.up]], gain, eps=c.norm_eps)
             return few_products(x, [[self.down]], add=add)[0]
 

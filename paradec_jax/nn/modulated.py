@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.blocks import Attention, layer_norm, ones, parameter, uniform, zeros
+from paradec_jax.nn.blocks import (
+    Attention,
+    are_few,
+    few_products,
+    layer_norm,
+    ones,
+    parameter,
+    uniform,
+    zeros,
+)
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
@@ -60,8 +69,13 @@ class PlainMLP(nn.Module):
 
     def __call__(self, x: Stream) -> Stream:
         """The branch's output, without the residual sum."""
-        inner = dense(x, self.up) + self.up_bias.astype(x.dtype)
-        out = dense(jax.nn.gelu(inner, approximate=True), self.down)
+        few = are_few(self.config, x, self.up, self.down)
+
+        def product(x: Stream, weight: Array) -> Array:
+            return few_products(x, [[weight]])[0] if few else dense(x, weight)
+
+        inner = product(x, self.up) + self.up_bias.astype(x.dtype)
+        out = product(jax.nn.gelu(inner, approximate=True), self.down)
         return out + self.down_bias.astype(x.dtype)
 
 

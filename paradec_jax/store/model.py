@@ -40,6 +40,8 @@ def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: fields.get(name, usual) for name, usual in values.items()}
     values["top_k"] = values.get("top_k") or None  # 0 keeps all there
     as_arrays(RepetitionKnobs(**values))
+    if values["repetition_penalty"] == 1:  # which changes nothing, and would be computed
+        del values["repetition_penalty"]
     changed = {name: x for name, x in values.items() if x != getattr(RepetitionKnobs, name)}
     return changed | {name: fields[name] for name in OTHERS if fields.get(name) not in (None, 0, 1)}
 

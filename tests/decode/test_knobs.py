@@ -29,7 +29,12 @@ WRONG = [
     (PLAIN, "top_k", True, f"top_k {WHOLE} or None, not True"),
     (PLAIN, "top_k", "10", f"top_k {WHOLE} or None, not '10'"),
     (PLAIN, "top_k", 2**40, f"top_k {WHOLE} or None, not 1099511627776"),
-    (decode.Lookahead, "repetition_penalty", np.inf, f"repetition_penalty {NUMBER}, not inf"),
+    (
+        decode.Lookahead,
+        "repetition_penalty",
+        np.inf,
+        f"repetition_penalty {NUMBER} or None, not inf",
+    ),
     (decode.Lookahead, "repetition_penalty", 0, "repetition_penalty must be above 0, not 0"),
     (decode.Wavefront, "momentum", np.array([0.1, np.nan]), f"momentum {NUMBER}, not "),
     (decode.Wavefront, "max_recurrence", np.inf, f"max_recurrence {WHOLE} or None, not inf"),

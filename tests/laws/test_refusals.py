@@ -71,6 +71,9 @@ REFUSED = {
         r"Jacobi takes knobs of type Jacobi\.Knobs .*, not LatentKnobs"
     ),
     "rollout(ROWS['wavefront'].decoder(), None, tiny_request(2), n=4, segment=3)": "segment",
+    "decode.run(ROWS['jacobi'].decoder(), None, tiny_request(2), max_steps=5, every=2)": (
+        "every must divide max_steps = 5, but it is 2"
+    ),
     "serve(AutoRegressive(), None, tiny_request(2))": "call bind",
     "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), rows=0)": "rows must be at least 1, not 0",
     "serve(ROWS['wavefront'].decoder(), None, tiny_request(2), every=0)": "every must be at least 1, not 0",

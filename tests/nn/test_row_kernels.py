@@ -1,5 +1,6 @@
 """Kernels for few rows against plain JAX, run as plain JAX themselves; who is served by them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,8 +11,10 @@ import stubs
 from jax.experimental import pallas as pl
 from marks import over
 
+from paradec_jax.config.presets import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.nn import backend, blocks
+from paradec_jax.nn.modulated import PlainMLP
 
 WIDTH = 5  # of a window: no power of two
 SIZE = 70  # of a cache: more than one part of it
@@ -73,6 +76,16 @@ def test_a_network_of_kernels(name, kernels):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (a, b)), **close)
+
+
+def test_a_plain_mlp_of_kernels(kernels):
+    """Of a denoiser's block, with biases."""
+    config = dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], width=64)
+    mlp, x = PlainMLP(config), jax.random.normal(jax.random.key(1), (2, WIDTH, 64))
+    params = mlp.init(jax.random.key(0), x)
+    want = mlp.apply(params, x)
+    kernels()
+    np.testing.assert_allclose(mlp.apply(params, x), want, atol=2e-5)
 
 
 def test_who_is_served(monkeypatch):

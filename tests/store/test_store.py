@@ -21,6 +21,7 @@ from paradec_jax.disk import folders, tensors
 from paradec_jax.families import PRESETS, parameter_shapes
 from paradec_jax.store import Model, ResidualHead, StoreError
 from paradec_jax.store import folder as model_folder
+from paradec_jax.store.model import sampling_of
 from paradec_jax.text.tokenizer import Tokenizer
 
 CONFIG = PRESETS["test-recurrent"]
@@ -126,6 +127,12 @@ def test_tokenizer_travels_along(tmp_path):
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(StoreError, match=r"tokenizer\.json"):
         store.load(tmp_path / "model")
+
+
+def test_a_penalty_that_changes_nothing_is_not_set():
+    for none in (None, 1, 1.0):
+        assert sampling_of({"repetition_penalty": none}) == {}
+    assert sampling_of({"repetition_penalty": 1.1}) == {"repetition_penalty": 1.1}
 
 
 def test_sampling_and_decoder_travel_along_and_change_no_fingerprint(tmp_path):

@@ -1,5 +1,9 @@
-"""Kernels of programs for a described GPU: how they are counted, and at most how many there are."""
+"""Kernels of programs for a described GPU: how they are counted, and at most how many there are;
+how often a host waits for a decoder's step.
+"""
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +18,19 @@ CUDA = Path(os.environ.get("PARADEC_CUDA", ROOT / ".cache/cuda"))  # of `make ke
 GROUPED = {"width": 64, "heads": 2, "kv_heads": 1, "feed_forward": 128}
 # Fields of toys, and kernels of a layer.
 TOYS = {"test-causal": (GROUPED | {"qkv_bias": False}, 7), "test-sdar": (GROUPED, 7)}
-TOYS |= {"test-mdlm": ({"width": 64, "heads": 2}, 12)}
+TOYS |= {"test-mdlm": ({"width": 64, "heads": 2}, 12), "test-full": (GROUPED, 8)}
+# Looks of a greedy decoder's step: one asks whether rows still run, one chooses a shape.
+LOOKS = {
+    "test-causal": {
+        "autoregressive": 1,
+        "lookahead": 1,
+        "jacobi --block 16": 1,
+        "jacobi --block 16 --pool 4": 2,
+        "prompt_lookup": 2,
+    },
+    "test-sdar": {"block --rule static": 2, "block --no-fuse-store --no-fuse-prompt": 1},
+    "test-full": {"semi_autoregressive --rule static": 1, "wino --length 32": 1},
+}
 
 # What the compiler of GPUs writes, shortened: a loop that the data ends, in it one of three turns,
 # a conditional, an update in place and a kernel that reads two arrays.
@@ -77,38 +93,60 @@ def test_what_counts():
 
 
 COUNTS = """
-import dataclasses, os
+import dataclasses, json, os
 os.environ["PARADEC_LAYOUTS"] = "plain"
 from experiments.systems import kernels
+from paradec_jax.families import PRESETS, choose
+
+def show(text, *names):
+    found = kernels.count(text)
+    print(json.dumps([*names, found["kernels"], found["looks"]]))
 
 for name, (fields, _) in {toys}.items():
     for layers in (1, 3):
         config = dataclasses.replace(kernels.shape_of(name), layers=layers, **fields)
         for positions in (1, 8):
-            text, _ = kernels.call(config, positions, "h100")
-            found = kernels.count(text)
-            print(name, positions, found["kernels"], found["looks"])
+            show(kernels.call(config, positions, "h100")[0], name, positions)
+    config = dataclasses.replace(config, layers=1)
+    for row in {looks}.get(name, ()):
+        show(kernels.step(config, choose(PRESETS[name].family, row), "h100"), name, row)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (CUDA / "nvidia").exists(), reason="needs JAX's CUDA plugin: make kernels")
-def test_a_layer_is_few_kernels():
-    """Of each kind of block, by what two layers add; the host looks once a call."""
+@functools.cache
+def counted():
+    """Rows of names, kernels and looks, by a process whose JAX has the plugin."""
+    if not (CUDA / "nvidia").exists():
+        pytest.skip("needs JAX's CUDA plugin: make kernels")
     compiler = CUDA / "nvidia" / "cuda_nvcc"
     paths = os.pathsep.join(map(str, (CUDA, ROOT)))
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
     environment |= {"XLA_FLAGS": f"--xla_gpu_cuda_data_dir={compiler}"}
     environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     environment["PATH"] = os.pathsep.join((str(compiler / "bin"), os.environ["PATH"]))
-    words = COUNTS.format(toys=TOYS)
+    words = COUNTS.format(toys=TOYS, looks=LOOKS)
     options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
     done = subprocess.run([sys.executable, "-c", words], check=False, **options)
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    found = {(name, int(positions)): [] for name, positions, *_ in lines}
-    for name, positions, count, looks in lines:
-        assert looks == "1"
-        found[name, int(positions)].append(int(count))
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_layer_is_few_kernels():
+    """Of each kind of block, by what two layers add; the host looks once a call."""
+    found = {}
+    for name, what, count, looks in counted():
+        if isinstance(what, int):
+            assert looks == 1
+            found.setdefault((name, what), []).append(count)
     for (name, _), (one, three) in found.items():
         assert three - one <= 2 * TOYS[name][1], found
+
+
+@pytest.mark.slow
+def test_a_host_looks_once_a_step_or_twice():
+    found = {}
+    for name, what, _, looks in counted():
+        if isinstance(what, str):
+            found.setdefault(name, {})[what] = looks
+    assert found == LOOKS

@@ -316,9 +316,11 @@ class CanvasDecoder(DecoderBase):
         def idle(step: Array) -> Array:
             return (count(step) <= 0) & (masks > 0)
 
-        step = lax.while_loop(
-            lambda step: jnp.any(idle(step)), lambda step: step + idle(step), state.step
-        )
+        step = state.step
+        if self.rule != "static":  # whose shares fall, so that none before the last mask is nothing
+            step = lax.while_loop(
+                lambda step: jnp.any(idle(step)), lambda step: step + idle(step), step
+            )
         return dataclasses.replace(state, step=step), count(step)
 
     def reveals(

@@ -26,7 +26,6 @@ from paradec_jax.decode.rules import (
     TOP_P_RULES,
     Purpose,
     earlier,
-    is_hot,
     log_probability,
     penalised,
     positions_of,
@@ -34,7 +33,6 @@ from paradec_jax.decode.rules import (
     sample,
     window,
 )
-from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.records import pytree
 
 # not Self, which the type checks of tests refuse
@@ -358,29 +356,14 @@ class DecoderBase(abc.ABC):
             `rules.sampling.penalised`; None where the position comes next.
         """
 
-        def draw(logits: Array, greedy: bool) -> Array:
-            if greedy:
-                return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            uniforms = None if rows.recorded is None else rows.recorded.uniforms
-            return sample(
-                logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
-            )
-
-        if not isinstance(knobs, RepetitionKnobs):
-            return draw(logits, self.greedy)
-        penalty = knobs.repetition_penalty
-        plain = jnp.asarray(penalty) == 1
-        seen = rows.tokens, rows.length, rows.tokens[:, None, :0] if before is None else before
-        # The most probable token without a penalty is read where the logits stand: the inner branch
-        # copies them.
-        return lax.cond(
-            plain & ~is_hot(knobs.temperature),
-            lambda x: draw(x, True),
-            lambda x: draw(
-                lax.cond(plain, at_least_float32, lambda x: penalised(x, *seen, penalty), x),
-                self.greedy,
-            ),
-            logits,
+        if isinstance(knobs, RepetitionKnobs):
+            before = rows.tokens[:, None, :0] if before is None else before
+            logits = penalised(logits, rows.tokens, rows.length, before, knobs.repetition_penalty)
+        if self.greedy:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        uniforms = None if rows.recorded is None else rows.recorded.uniforms
+        return sample(
+            logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
         )
 
     def predict(

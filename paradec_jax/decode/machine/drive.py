@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from paradec_jax.config import check_number
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
@@ -42,6 +43,7 @@ def run(
     knobs: Any = None,
     *,
     max_steps: int | None = None,
+    every: int = 1,
 ) -> Decoded:
     """Decodes until every row has stopped (or `max_steps` steps are done), in one compiled loop.
 
@@ -51,14 +53,20 @@ def run(
       request: prompts, budgets, keys.
       knobs: a `decoder.Knobs`; the defaults when None.
       max_steps: a bound on the number of steps.
+      every: steps between two looks whether every row has stopped. The host of an accelerator waits
+        for each look; up to `every - 1` steps at the end are idle, and no row counts them.
 
     Raises:
-      ValueError: what `decoder.check` and `decoder.knobs` refuse, before anything is compiled.
+      ValueError: what `decoder.check` and `decoder.knobs` refuse, before anything is compiled, or
+        an `every` that does not divide `max_steps`.
     """
+    check_number("every", every)
+    if (max_steps or 0) % every:
+        raise ValueError(f"every must divide max_steps = {max_steps}, but it is {every}")
     bound = np.int32(UNBOUNDED if max_steps is None else max_steps)
     mesh, request, knobs = checked(decoder, params, request, knobs)
     with on(mesh):
-        return gathered(compiled_run(decoder, params, request, knobs, bound))
+        return gathered(compiled_run(decoder, params, request, knobs, bound, every=every))
 
 
 def checked(
@@ -72,13 +80,13 @@ def checked(
     return mesh, *over_processes(mesh, params, request, knobs)
 
 
-@jax.jit(static_argnums=0)
+@jax.jit(static_argnums=0, static_argnames="every")
 def compiled_run(
-    decoder: DecoderBase, params: Any, request: Request, knobs: Any, max_steps: Any
+    decoder: DecoderBase, params: Any, request: Request, knobs: Any, max_steps: Any, every: int = 1
 ) -> Decoded:
     """The program behind `run`, without its checks."""
     state = _begin(decoder, params, request, knobs)
-    return decoder.finish(_while_running(decoder, params, state, knobs, max_steps)[0])
+    return decoder.finish(_while_running(decoder, params, state, knobs, max_steps, every=every)[0])
 
 
 def _begin(decoder: DecoderBase, params: Any, request: Request, knobs: Any) -> Any:
@@ -88,10 +96,18 @@ def _begin(decoder: DecoderBase, params: Any, request: Request, knobs: Any) -> A
 
 
 def _while_running(
-    decoder: DecoderBase, params: Any, state: Any, knobs: Any, most: Any, info: Any = None
+    decoder: DecoderBase,
+    params: Any,
+    state: Any,
+    knobs: Any,
+    most: Any,
+    info: Any = None,
+    every: int = 1,
 ) -> tuple[Any, Any, Any]:
     """The state after at most `most` steps, how many there were, and the newest info where one is
     given to begin.
+
+    Whether to go on is asked before each `every` steps.
     """
 
     def going(carry: tuple[Any, Any, Any]) -> Any:
@@ -103,7 +119,11 @@ def _while_running(
         state, new = decoder.step(params, state, knobs)
         return state, count + 1, None if info is None else new
 
-    return lax.while_loop(going, step, (state, jnp.int32(0), info))
+    def steps(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        return lax.fori_loop(0, every, lambda _, carry: step(carry), carry)
+
+    body = step if every == 1 else steps
+    return lax.while_loop(going, body, (state, jnp.int32(0), info))
 
 
 def _recorded(

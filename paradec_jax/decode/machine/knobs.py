@@ -47,7 +47,8 @@ def knob(
     Args:
       default: its value where the caller says nothing.
       allowed: what its numbers may be; any when None.
-      unset: what stands for None in the compiled program, a number or a function of the decoder.
+      unset: what stands for None in the compiled program, a number or a function of the decoder;
+        without it the program is another one.
       needs: a field of the decoder, and its least value or the values with which the knob means
         something.
     """
@@ -88,10 +89,11 @@ class RepetitionKnobs(SamplingKnobs):
     Attributes:
       repetition_penalty: number by which positive logits of tokens that the row holds, its prompt
         included, are divided, and other logits of these tokens multiplied, before the temperature.
-        1 changes nothing. Log-probabilities that are kept are those without it.
+        1 changes nothing, and a program for None holds no code for it. Log-probabilities that are
+        kept are those without it.
     """
 
-    repetition_penalty: Number = knob(1.0, POSITIVE)
+    repetition_penalty: Number | None = knob(None, POSITIVE)
 
 
 def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
@@ -142,8 +144,8 @@ def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
-    """The knobs as float32 and int32 arrays, so that all numbers, None and arrays trace one
-    program.
+    """The knobs as float32 and int32 arrays, so that all numbers and arrays trace one program, and
+    None where something stands for it.
 
     Args:
       knobs: as the caller gave them.
@@ -159,13 +161,16 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         options, value = options_of[name], getattr(knobs, name)
         if value is None and type(None) in options:
             value = unset(decoder) if callable(unset) else unset
-        arrays[name] = _array(name, options, value)
+        arrays[name] = _array(name, options, value, unset is not None or "threshold" in name)
     knobs.check()
     return dataclasses.replace(knobs, **arrays)
 
 
-def _array(name: str, options: tuple[Any, ...], value: Any) -> Any:
-    """A field's value as an array of the dtype that it has in a program; None as it is."""
+def _array(name: str, options: tuple[Any, ...], value: Any, endless: bool) -> Any:
+    """A field's value as an array of the dtype that it has in a program; None as it is.
+
+    Where it is `endless`, infinity stands for None or for a threshold that all pass.
+    """
     optional = type(None) in options
     # Words may stand for the numbers 0, 1, ..
     words = next(
@@ -192,7 +197,6 @@ def _array(name: str, options: tuple[Any, ...], value: Any) -> Any:
         exact = np.asarray(given)
         with np.errstate(over="ignore"):
             cast = exact.astype(dtype)
-        endless = optional or "threshold" in name
         right = bool(
             np.all(cast == exact if whole else np.isinf(exact) & endless | np.isfinite(cast))
         )

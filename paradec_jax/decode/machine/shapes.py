@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +32,18 @@ def on_smallest(
     calls = [functools.partial(call, shape) for shape in shapes]
     if bounded:
         return calls[-1]()
-    smallest = functools.partial(lax.switch, jnp.argmax(jnp.all(fits, axis=0)), calls)
-    return smallest() if needed is None else unless_idle(smallest, needed, calls[-1])
+    first = jnp.argmax(jnp.all(fits, axis=0))
+    if needed is not None:  # one choice, on which a host waits once
+        first = jnp.where(jnp.any(needed), first, len(calls))
+        calls.append(functools.partial(zeros_of, calls[-1]))
+    return lax.switch(first, calls)
 
 
-def unless_idle(
-    call: Callable[[], Result], needed: Bool[Array, "B"], like: Callable[[], Any] | None = None
-) -> Result:
-    """What a call returns, or zeros where no row needs it.
+def unless_idle(call: Callable[[], Result], needed: Bool[Array, "B"]) -> Result:
+    """What a call returns, or zeros where no row needs it."""
+    return lax.cond(jnp.any(needed), call, functools.partial(zeros_of, call))
 
-    `like` has the same results and is quicker to trace.
-    """
 
-    def skip() -> Any:
-        return jax.tree.map(jnp.zeros_like, jax.eval_shape(like or call))
-
-    return lax.cond(jnp.any(needed), call, skip)
+def zeros_of(call: Callable[[], Result]) -> Result:
+    """Zeros in the place of what a call returns."""
+    return jax.tree.map(jnp.zeros_like, jax.eval_shape(call))

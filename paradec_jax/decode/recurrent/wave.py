@@ -58,7 +58,7 @@ class WavefrontKnobs(LatentKnobs):
         infinity all converge.
       momentum: eta of the average of the conditioning e over steps; a slot of age 0 has nothing to
         average with.
-      noise: beta, share of fresh noise in the states before each step.
+      noise: beta, share of fresh noise in the states before each step; a program for None draws none.
       max_wavefront: positions in use at most; None for the compiled window, which bounds them.
       max_recurrence: recurrences after which a position counts as converged, since some states
         never settle. They are counted from where it was opened or last started again; None for no
@@ -67,7 +67,7 @@ class WavefrontKnobs(LatentKnobs):
 
     exit_threshold: Scheduled = 0.03
     momentum: Scheduled = 0.1
-    noise: Scheduled = 0.0
+    noise: Scheduled | None = knob(None)
     max_wavefront: Whole | None = knob(
         None, Range(COUNT.holds, "at least 1 (None: the window)"), unset=UNLIMITED
     )
@@ -215,7 +215,9 @@ class WaveDecoder(DecoderBase):
                 z, noise, share, wave.recurrences, self.noise_schedule, self.noise_mixing
             )
 
-        if self.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
+        if knobs.noise is None:
+            z = wave.states
+        elif self.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
             z = mix(wave.states)
         else:
             z = lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)

@@ -50,12 +50,14 @@ def penalised(
     penalty: Any,
 ) -> Float[Array, "B W V"]:
     """The logits, those of tokens that occur divided by the penalty where positive, else multiplied
-    by it.
+    by it; as they are where it is None.
 
     Args:
       text, lengths: rows, and how many of their tokens count.
       before: tokens between them and each position, `NONE` in empty places.
     """
+    if penalty is None:
+        return logits
     logits, vocab = at_least_float32(logits), logits.shape[-1]
 
     # Row by row under vmap: indices of rows would gather what lies on several devices.
