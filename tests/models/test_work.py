@@ -3,14 +3,20 @@ blocks twice.
 """
 
 import dataclasses
+import math
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.families import PRESETS, network_of
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.evaluate.answers import Answers
+from paradec_jax.evaluate.fields import work_fields
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.models import batch_flops, update_flops
 
 ROWS, LENGTH = 3, 40
@@ -49,6 +55,66 @@ def test_work_of_a_call(name):
     assert (
         network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
     )
+
+
+def products(jaxpr) -> int:
+    """Operations of the products of a program, 2 M N K each."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            inner = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+            total += 2 * inner * eqn.outvars[0].aval.size
+        inside = jax.core.jaxprs_in_params(eqn.params)
+        total += eqn.params.get("length", 1) * sum(map(products, inside))
+    return total
+
+
+@over(["tiny-causal", "tiny-recurrent", "tiny-sdar", "tiny-mdlm", "test-full", "head"])
+def test_counters_are_the_products_of_a_call(name):
+    """A window over a full cache, a canvas without one, a head that borrows the output matrix."""
+    backbone = network_of(PRESETS["tiny-sdar" if name == "head" else name])
+    network = backbone.at(3) if name == "tiny-recurrent" else backbone
+    if name == "head":
+        network = network_of(ResidualHeadConfig.of(backbone.config, 2))
+    rows, width = 2, 8
+    context = 64 if name not in ("tiny-mdlm", "test-full") else 0
+    params, head = (parameter_shapes(of.config) for of in (backbone, network))
+
+    def call(params, head, tokens):
+        positions = context + jnp.broadcast_to(jnp.arange(width), (rows, width))
+        prefix = None
+        if context:
+            cache = network.init_cache(jax.random.split(jax.random.key(0), rows), context)
+            prefix = Prefix(cache, jnp.full(rows, context))
+        if name != "head":
+            return network.logits(params, network.forward(params, tokens, positions, prefix).hidden)
+        vectors = backbone.embedding(params)[tokens]
+        out = network.forward(head, vectors, positions, prefix, hidden=vectors)
+        return backbone.logits(params, out.hidden)
+
+    tokens = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+    counted = network.work(rows, width, context).flops
+    if name == "head":
+        counted += 2 * rows * width * backbone.vocab_size * backbone.config.width
+    assert counted == pytest.approx(products(jax.make_jaxpr(call)(params, head, tokens)), rel=0.05)
+
+
+def test_positions_of_a_row_pass_the_recurrences_of_their_calls():
+    """A prompt of 6 at depth 1, then 2 rounds of 4 drafts at depth 1 and 4 verified at 3."""
+    network = network_of(PRESETS["test-recurrent"])
+    reading = {"network_calls": [1], "positions": [6], "recurrences": [1]}
+    counts = {"network_calls": [11], "positions": [22], "recurrences": [1 + 2 * (4 + 3)]}
+    each = [{name: np.asarray(of[name]) for name in of} for of in (counts, reading)]
+    answers = Answers([[5] * 8], each[0], [0.1], each[1])
+    decoder = types.SimpleNamespace(network=network, draft_recurrence=1, recurrence=3)
+    row = work_fields(decoder, answers, [6])
+    once, deep = (network.at(r).work(1, 1, 10).flops for r in (1, 3))
+    assert row["flops_per_token"] == ((6 + 8) * once + 8 * deep) / 8
+    del decoder.draft_recurrence
+    counts["recurrences"], counts["network_calls"] = [7], [3]
+    each[0] |= {name: np.asarray(counts[name]) for name in counts}
+    assert work_fields(decoder, answers, [6])["flops_per_token"] == (6 * once + 16 * deep) / 8
 
 
 def test_a_sliding_window_bounds_what_a_layer_reads():
