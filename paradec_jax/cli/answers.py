@@ -135,7 +135,7 @@ def answers(
             if first and alone:
                 group = {key: of for key, of in group.items() if not of.baseline}
             sources = [
-                Source(name, model, dataclasses.replace(of, baseline=of.baseline and not first))
+                Source(name, model, dataclasses.replace(of, baseline=False) if first else of)
                 for of in group.values()
             ]
             with progress() as report:

@@ -259,6 +259,7 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     assert "has no residual head: decoders that ask one are left out" in said.err
 
 
+@pytest.mark.slow
 def test_families_share_one_table(folder, tmp_path, capsys, monkeypatch):
     """The first model's baseline is that of all rows, and is decoded again only for missing ones."""
     stubs = {"recurrent_depth": STUB, "causal": StubCausal(vocab_size=384, max_length=256)}

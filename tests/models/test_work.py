@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
 from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
@@ -65,7 +66,7 @@ def products(jaxpr) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             inner = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
             total += 2 * inner * eqn.outvars[0].aval.size
-        inside = jax.core.jaxprs_in_params(eqn.params)
+        inside = core.jaxprs_in_params(eqn.params)
         total += eqn.params.get("length", 1) * sum(map(products, inside))
     return total
 
