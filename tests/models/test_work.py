@@ -73,49 +73,42 @@ def products(jaxpr) -> int:
 
 @over(["tiny-causal", "tiny-recurrent", "tiny-sdar", "tiny-mdlm", "test-full", "head"])
 def test_counters_are_the_products_of_a_call(name):
-    """A window over a full cache, a canvas without one, a head that borrows the output matrix."""
-    backbone = network_of(PRESETS["tiny-sdar" if name == "head" else name])
-    network = backbone.at(3) if name == "tiny-recurrent" else backbone
-    if name == "head":
-        network = network_of(ResidualHeadConfig.of(backbone.config, 2))
-    rows, width = 2, 8
-    context = 64 if name not in ("tiny-mdlm", "test-full") else 0
-    params, head = (parameter_shapes(of.config) for of in (backbone, network))
+    """A window over a full cache, a canvas without one, a head without the scores of its backbone."""
+    config = ResidualHeadConfig.of(PRESETS["tiny-sdar"], 2) if name == "head" else PRESETS[name]
+    network = network_of(config)
+    network = network.at(3) if name == "tiny-recurrent" else network
+    canvas, at = name in ("tiny-mdlm", "test-full"), jnp.tile(jnp.arange(64, 72), (2, 1))
 
-    def call(params, head, tokens):
-        positions = context + jnp.broadcast_to(jnp.arange(width), (rows, width))
+    def call(params, tokens):
         prefix = None
-        if context:
-            cache = network.init_cache(jax.random.split(jax.random.key(0), rows), context)
-            prefix = Prefix(cache, jnp.full(rows, context))
+        if not canvas:
+            cache = network.init_cache(jax.random.split(jax.random.key(0), 2), 64)
+            prefix = Prefix(cache, at[:, 0])
         if name != "head":
-            return network.logits(params, network.forward(params, tokens, positions, prefix).hidden)
-        vectors = backbone.embedding(params)[tokens]
-        out = network.forward(head, vectors, positions, prefix, hidden=vectors)
-        return backbone.logits(params, out.hidden)
+            return network.logits(params, network.forward(params, tokens, at, prefix).hidden)
+        vectors = jnp.zeros((*tokens.shape, config.width))
+        return network.forward(params, vectors, at, prefix, hidden=vectors).hidden
 
-    tokens = jax.ShapeDtypeStruct((rows, width), jnp.int32)
-    counted = network.work(rows, width, context).flops
-    if name == "head":
-        counted += 2 * rows * width * backbone.vocab_size * backbone.config.width
-    assert counted == pytest.approx(products(jax.make_jaxpr(call)(params, head, tokens)), rel=0.05)
+    program = jax.make_jaxpr(call)(parameter_shapes(config), jnp.zeros_like(at))
+    counted = network.work(2, 8, 0 if canvas else 64).flops
+    assert counted == pytest.approx(products(program), rel=0.05)
 
 
 def test_positions_of_a_row_pass_the_recurrences_of_their_calls():
-    """A prompt of 6 at depth 1, then 2 rounds of 4 drafts at depth 1 and 4 verified at 3."""
+    """A prompt of 6 at depth 1, then 2 rounds of 4 drafts at depth 1 and 4 verified at 3; or as many
+    positions in 2 calls at depth 3.
+    """
     network = network_of(PRESETS["test-recurrent"])
-    reading = {"network_calls": [1], "positions": [6], "recurrences": [1]}
-    counts = {"network_calls": [11], "positions": [22], "recurrences": [1 + 2 * (4 + 3)]}
-    each = [{name: np.asarray(of[name]) for name in of} for of in (counts, reading)]
-    answers = Answers([[5] * 8], each[0], [0.1], each[1])
-    decoder = types.SimpleNamespace(network=network, draft_recurrence=1, recurrence=3)
-    row = work_fields(decoder, answers, [6])
     once, deep = (network.at(r).work(1, 1, 10).flops for r in (1, 3))
-    assert row["flops_per_token"] == ((6 + 8) * once + 8 * deep) / 8
-    del decoder.draft_recurrence
-    counts["recurrences"], counts["network_calls"] = [7], [3]
-    each[0] |= {name: np.asarray(counts[name]) for name in counts}
-    assert work_fields(decoder, answers, [6])["flops_per_token"] == (6 * once + 16 * deep) / 8
+    decoder = types.SimpleNamespace(network=network, draft_recurrence=1, recurrence=3)
+    names = ("network_calls", "positions", "recurrences")
+    for whole, flops in (((11, 22, 15), 14 * once + 8 * deep), ((3, 22, 7), 6 * once + 16 * deep)):
+        counts, reading = (
+            dict(zip(names, np.asarray(of)[:, None], strict=True)) for of in (whole, (1, 6, 1))
+        )
+        row = work_fields(decoder, Answers([[5] * 8], counts, [0.1], reading), [6])
+        assert row["flops_per_token"] == flops / 8
+        decoder.draft_recurrence = None
 
 
 def test_a_sliding_window_bounds_what_a_layer_reads():
