@@ -32,7 +32,7 @@ from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
 from paradec_jax import load
 from paradec_jax.cli import answers
-from paradec_jax.cli.compare import ACROSS, MORE, SEVERAL
+from paradec_jax.cli.compare import ACROSS, SEVERAL
 from paradec_jax.cli.output import print_table
 from paradec_jax.families import choose
 
@@ -96,13 +96,7 @@ WORDS = {  # that stand for options
     "HEADWAY": "--window {6 --headway 6,8 --headway 8,12 --headway 12} --prefill-recurrence 1",
     "SURE": "--threshold {0.9,0.98,0.99,0.999}",
 }
-COLUMNS = {
-    **ACROSS,
-    **MORE["recurrent_depth"],
-    **MORE["block_diffusion"],
-    "model": "{method}",
-    "AUP": "{aup:.0f}",
-}
+COLUMNS = ACROSS | {"model": "{method}", "AUP": "{aup:.0f}"}
 LEFT_OUT = (
     "right",
     "facts",

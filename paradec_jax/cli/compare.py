@@ -37,8 +37,10 @@ ANSWERS = {
 }
 ACROSS = {  # columns of one table of several families
     "model": "{model}",
-    "parameters": "{parameters:,}",
     **{name: ANSWERS[name] for name in ANSWERS if name not in ("its 95%", "without prompt")},
+    "recurrences a token": "{recurrences_per_token:.2f}",
+    "head calls a token": "{head_calls_per_token:.2f}",
+    "FLOP a token": "{flops_per_token:.3g}",
 }
 MORE = {  # columns of a family
     "recurrent_depth": {
@@ -92,7 +94,7 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
     notes = [note for name, note in NOTES.items() if name not in FAMILIES or name in families]
     title, columns = TITLE, ANSWERS | MORE.get(families[0], {})
     if len(families) > 1:
-        title, columns = SEVERAL, ACROSS | MORE["recurrent_depth"] | MORE["block_diffusion"]
+        title, columns = SEVERAL, ACROSS
     for rows in tables:
         # The baseline has no difference to itself.
         rows = [row | ({"difference_interval": None} if row["baseline"] else {}) for row in rows]
