@@ -78,7 +78,7 @@ STUDIES = {
         "--figure OUT/figures/rows.png",
     ),
     "families.table": (
-        4,
+        3,
         "method words equal_to minutes aup parameters wide flops_per_token absent",
         f"{TABLE} --tune ; {TABLE}",
     ),
@@ -146,7 +146,6 @@ tiny-causal | one by one | | autoregressive
 tiny-causal | Jacobi | one by one | jacobi --block {4,8,16}
 tiny-causal | drafts | one by one | drafted
 tiny-sdar | one a step | | block --rule static
-tiny-sdar | dynamic | | block --threshold {0.8,0.9}
 """
 PATCHES = {
     "families.table": ("METHODS", METHODS),
