@@ -225,7 +225,8 @@ def main(options: OmitArgPrefixes[Options]) -> None:
             absent[name] = f"no model: sh experiments/recipes/{recipe} trains one"
         elif not options.models or name in options.models:
             places[name] = str(place) if recipe else name
-    wanted, equal, tried = {}, {}, {}
+    wanted, equal = {}, {}
+    tried: dict[str, list[Row]] = {}
     for names, method, same, words in cells(METHODS):
         for name in names.split():
             if name in places:
