@@ -4,8 +4,8 @@
     python -m experiments.families.table --problems 1000
 
 With `--tune` every setting of every method is tried on tuning problems. Without it one setting of
-each method answers unseen problems: of those that were tried the one of most tokens a second, among
-those that lose at most one right answer of a hundred against the method's best. All rows are
+each method answers unseen problems: of those that were tried the fastest among those that lose at
+most one right answer of a hundred against the method's best. All rows are
 compared with `tiny-causal` one by one, on the same problems, and are timed in turns with it. A line
 a row goes to standard error. A command that was stopped goes on with the rows that are missing.
 
@@ -13,7 +13,7 @@ AUP (d3LLM) is over the settings that were tried, from points (rho tokens a call
 a hundred) in the order of rho, without those of y < y_1 - 5::
 
     AUP = rho_1 y_1 + sum_i (rho_i - rho_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2
-    W(y) = min(exp(-3 (1 - y / y_max)), 1)        y_max over all methods
+    W(y) = exp(-3 (1 - y / y_max))                y_max, the largest of all methods
 """
 
 import dataclasses
@@ -97,15 +97,15 @@ WORDS = {  # that stand for options
     "SURE": "--threshold {0.9,0.98,0.99,0.999}",
 }
 COLUMNS = ACROSS | {"model": "{method}", "AUP": "{aup:.0f}"}
-LEFT_OUT = (
-    "right",
-    "facts",
-    "made_with",
-    "settings",
-    "each",
-    "generated",
-    "passes",
-)  # of the record
+# Fields of the records: of a setting that was tried, of a timing of several problems, of the table.
+TRIED = "model method words exact problems tokens_per_network_call speedup"
+SPEED = "batch tokens tokens_per_second quickest_seconds slowest_seconds speedup speedup_interval"
+SHOWN = """
+    family model parameters minutes method words label baseline exact problems interval difference
+    difference_interval equals_greedy equal_to tokens_per_network_call network_calls_per_token
+    recurrences_per_token head_calls_per_token positions_per_token flops_per_token megabytes tokens
+    tokens_per_second quickest_seconds slowest_seconds speedup speedup_interval wide aup
+"""
 PICTURES = {  # titles of panels, by what they show of a row
     "table-speed": {
         "{tokens_per_second}": "tokens a second, one by one",
@@ -113,7 +113,6 @@ PICTURES = {  # titles of panels, by what they show of a row
     },
     "table-calls": {"{tokens_per_network_call}": "tokens a network call"},
 }
-MARKS = "osv^DPX<>ph*d"
 Row = dict[str, Any]
 
 
@@ -153,8 +152,13 @@ def aup(points: Sequence[tuple[float, float]], most: float) -> float:
     """Accuracy under parallelism of points (tokens a call, right answers of a hundred)."""
     points = sorted(points)
     rho, first = points[0]
-    kept = [(x, y * min(math.exp(-3 * (1 - y / most)), 1.0)) for x, y in points if y >= first - 5]
+    kept = [(x, y * math.exp(-3 * (1 - y / most))) for x, y in points if y >= first - 5]
     return rho * first + sum((c - a) * (b + d) / 2 for (a, b), (c, d) in itertools.pairwise(kept))
+
+
+def some(row: Row, fields: str) -> Row:
+    """A row with these fields alone."""
+    return {name: row[name] for name in fields.split()}
 
 
 def hundred(row: Row) -> float:
@@ -165,7 +169,7 @@ def hundred(row: Row) -> float:
 def best_of(rows: Sequence[Row]) -> Row:
     """The setting of a method that is chosen."""
     least = max(map(hundred, rows)) - 1
-    return max(rows, key=lambda row: (hundred(row) >= least, row["tokens_per_second"]))
+    return max(rows, key=lambda row: (hundred(row) >= least, row["speedup"]))
 
 
 def measured(options: Options, wanted: Mapping[str, Any], places: Mapping[str, str]) -> list[Row]:
@@ -198,9 +202,9 @@ def measured(options: Options, wanted: Mapping[str, Any], places: Mapping[str, s
 
 
 def draw(rows: Sequence[Row], panels: Mapping[str, str], path: Path) -> None:
-    """Right answers over a figure of each row, a panel a figure: a colour a model, a mark a method."""
+    """Right answers over a figure of each row, a panel a figure: a colour a model, a number a method."""
     models = [*dict.fromkeys(row["model"] for row in rows)]
-    with picture(path, (3 + 4 * len(panels), 5.4)) as figure:
+    with picture(path, (11, 5.4)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axis, (field, title) in zip(axes, panels.items(), strict=True):
             for i, row in enumerate(rows):
@@ -209,10 +213,9 @@ def draw(rows: Sequence[Row], panels: Mapping[str, str], path: Path) -> None:
                     hundred(row),
                     label=row["method"],
                     color=f"C{models.index(row['model'])}",
-                    marker=MARKS[i % len(MARKS)],
+                    marker=f"${i}$",
                 )
-            axis.set(xlabel=title, xscale="log")
-        axes[0].set_ylabel("right answers of a hundred")
+            axis.set(xlabel=title, xscale="log", ylabel="right answers of a hundred")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=6)
 
 
@@ -222,7 +225,7 @@ def main(options: OmitArgPrefixes[Options]) -> None:
     for name, minutes[name], recipe in cells(MODELS):
         place = options.runs / name / "model"
         if recipe and not place.is_dir():
-            absent[name] = f"no model: sh experiments/recipes/{recipe} trains one"
+            absent[name] = "no model, which a recipe trains: " + recipe
         elif not options.models or name in options.models:
             places[name] = str(place) if recipe else name
     wanted, equal = {}, {}
@@ -230,11 +233,11 @@ def main(options: OmitArgPrefixes[Options]) -> None:
     for names, method, same, words in cells(METHODS):
         for name in names.split():
             if name in places:
-                equal[f"{name}: {method}"] = same
-                wanted[f"{name}: {method}"] = name, expanded(words)
+                key = f"{name}: {method}"
+                wanted[key], equal[key] = (name, expanded(words)), same
     path = options.folder / "table-tuning.json"
     if not options.tune:
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        for row in json.loads(path.read_text())["rows"]:
             tried.setdefault(row["method"], []).append(row)
         wanted = {
             method: (of[0]["model"], [best_of(of)["words"]])
@@ -243,8 +246,8 @@ def main(options: OmitArgPrefixes[Options]) -> None:
         }
         path = options.folder / "table.json"
     rows = measured(options, wanted, places)
-    for method in equal.keys() - {row["method"] for row in rows}:
-        absent[method] = "not tried, or the model lacks a part that it asks"
+    none = equal.keys() - {row["method"] for row in rows}
+    absent |= dict.fromkeys(none, "not tried, or the model lacks a part that it asks")
     most = max(map(hundred, itertools.chain(rows, *tried.values())))
     for row in rows:
         method, of = row["method"], tried.get(row["method"], ())
@@ -252,10 +255,11 @@ def main(options: OmitArgPrefixes[Options]) -> None:
         row |= {
             "minutes": minutes[row["model"]],
             "equal_to": equal[method],
+            "wide": row["wide"] and some(row["wide"], SPEED),
             "aup": aup(points, most) if len(points) > 2 else None,
         }
     print_table(SEVERAL, COLUMNS, rows, [f"absent: {name}: {why}" for name, why in absent.items()])
-    kept = [{name: row[name] for name in row if name not in LEFT_OUT} for row in rows]
+    kept = [some(row, TRIED if options.tune else SHOWN) for row in rows]
     write_record(path, options, {"absent": absent, "rows": kept})
     if not options.tune:
         for name, panels in PICTURES.items():
