@@ -2,12 +2,15 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from tyro.conf import Positional, UseAppendAction, arg
 
 from paradec_jax import facts, store
@@ -24,7 +27,9 @@ from paradec_jax.generate import NEW_TOKENS, lacking
 from paradec_jax.io import text_of
 from paradec_jax.records import choices
 
+LINE = "{model}: {decoder}, {label}: {tokens_per_network_call:.2f} tokens a call"
 GROUP = 3  # settings that are decoded and timed beside the baseline before their rows are written
+LATER = ("megabytes", "parameters", "wide")  # fields that files of earlier versions lack
 Key = tuple[str, str, str]  # of a row: model, decoder, label
 
 
@@ -34,8 +39,9 @@ class Options(Ranged):
 
     Attributes:
       model: model folders, names of bundled models, or what else `paradec_jax.load` takes; or a
-        family (recurrent_depth, causal, block_diffusion), which stands for its bundled models.
-        --model may stand before them.
+        family (recurrent_depth, causal, block_diffusion), which stands for its bundled models, or
+        "all" for those of all families. Models of several families stand in one table, compared
+        with the first model one by one. --model may stand before them.
       data: JSON lines with "prompt", and "answer" or "response" where there is one; or with
         "messages", which the model's chat template makes a prompt of, the last one the answer where
         it is an assistant's. A text is right that has the answer's number after the last "####", or
@@ -45,6 +51,8 @@ class Options(Ranged):
       problems: number of problems, the first of the file.
       seed: of all draws.
       timed: problems of the speed measurement.
+      wide: problems that are decoded in one call for a second measurement of speed; none by
+        default.
       new_tokens: tokens of an answer at most; room for the longest answer of the file by default,
         or 200 without any.
       batch: problems decoded together where speed is not measured.
@@ -64,6 +72,7 @@ class Options(Ranged):
     problems: int = 200
     seed: int = 1
     timed: int = TIMED
+    wide: int | None = None
     new_tokens: int | None = None
     batch: int = ROWS
     decoder: UseAppendAction[tuple[str, ...]] = ()
@@ -79,13 +88,24 @@ class Options(Ranged):
 
 
 def answers(
-    options: Options, places: Mapping[str, str], models: Mapping[str, store.Model]
+    options: Options,
+    places: Mapping[str, str],
+    models: Mapping[str, store.Model],
+    tables: Mapping[str, Sequence[Setting]] = TABLES,
 ) -> list[list[Row]]:
-    """The rows of each model, of decoders on the same problems.
+    """The rows of each table, of decoders on the same problems: a table a model, or one of all
+    models where they are of several families.
+
+    In one table the baseline is the first model's, and `equals_greedy` is the share of texts that
+    the row's own model writes one by one.
 
     Args:
       options: options of the command.
-      places, models: where each model of one family lies and what it is, by its name in the rows.
+      places, models: where each model lies and what it is, by its name in the rows.
+      tables: settings by family, or by name of a model.
+
+    Raises:
+      ValueError: problems as messages, of which templates of several families make different texts.
     """
     items = read_problems(options.data)
     rule = None if items[0].solution is None else rule_of(items)
@@ -100,33 +120,55 @@ def answers(
         "seed": options.seed,
         "judge": options.judge and store.names_of([options.judge])[0],
     }
-    tables = []
+    shared_base = len({model.family for model in models.values()}) > 1
+    if shared_base and not isinstance(items[0].prompt, str):
+        raise ValueError("models of several families are compared on prompts, not on messages")
+    found: list[list[Row]] = []
+    first: list[Source] = []  # in one table, what models after the first are compared with
+    before = None
     for name, model in models.items():
-        suited = _suited(name, model, options.decoder)
+        suited = _suited(name, model, options.decoder, tables)
         model, asked = _rendered(model, items)
-        before = None
+        alone: Sequence[str] = ()  # what the model writes one by one
+        before = before if shared_base else None
         for group in _groups(suited, suited.keys() - rows.keys(), options.file is not None):
+            if first and alone:
+                group = {key: of for key, of in group.items() if not of.baseline}
+            sources = [
+                Source(name, model, dataclasses.replace(of, baseline=False) if first else of)
+                for of in group.values()
+            ]
             with progress() as report:
                 before = compare(
-                    [Source(name, model, setting) for setting in group.values()],
+                    [*first, *sources],
                     asked,
                     seed=options.seed,
                     budget=budget,
                     score=exact_answers if rule else None,
                     judge=judge,
                     timed=options.timed,
+                    wide=options.wide or 0,
                     rows=options.batch,
                     before=before,
                     report=report,
                 )
-            for i, (key, row) in enumerate(zip(group, before.rows, strict=True)):
+            made = [*zip(group.items(), before.texts[len(first) :], strict=True)]
+            alone = next((texts for (_, of), texts in made if of.baseline), alone)
+            for i, ((key, setting), texts) in enumerate(made, len(first)):
+                row = before.rows[i]
                 right = rule and "".join("01"[exact] for exact in before.exact[i].astype(int))
                 row |= {"right": right, "facts": before.facts, "made_with": made_with[name]}
+                if first and not setting.sampled:
+                    row["equals_greedy"] = float(np.mean([*map(operator.eq, texts, alone)]))
                 rows.setdefault(key, row | shared)
+                if options.file:
+                    print(LINE.format(**rows[key]), file=sys.stderr)
             if options.file:
                 write_json(list(rows.values()), options.file)
-        tables.append([rows[key] for key in suited])
-    return tables
+        if shared_base and not first:
+            first = [Source(name, model, next(of for of in suited.values() if of.baseline))]
+        found.append([rows[key] for key in suited])
+    return [list(itertools.chain(*found))] if shared_base else found
 
 
 def _made_with(
@@ -137,10 +179,14 @@ def _made_with(
     models: Mapping[str, store.Model],
 ) -> dict[str, Row]:
     """By model, what the rows of one file must share."""
+    first, *others = models.values()
+    families = {other.family for other in others} - {first.family}
     shared = {
+        "beside": store.digest_of(next(iter(places.values()))) if families else None,
         "problems": hashlib.sha256(repr(items).encode()).hexdigest(),
         "seed": options.seed,
         "timed": options.timed,
+        "wide": options.wide,
         "new_tokens": budget,
         "device": facts.device()["kind"],
         "judge": options.judge and store.digest_of(options.judge),
@@ -152,11 +198,16 @@ def _made_with(
     }
 
 
-def _suited(name: str, model: store.Model, words: Sequence[str]) -> dict[Key, Setting]:
-    """The rows of a model: its family's table, or the baseline and what words name of it; a line
-    says where the model lacks a part that some ask for.
+def _suited(
+    name: str,
+    model: store.Model,
+    words: Sequence[str],
+    tables: Mapping[str, Sequence[Setting]],
+) -> dict[Key, Setting]:
+    """The rows of a model: its own table or its family's, or the baseline and what words name of
+    it; a line says where the model lacks a part that some ask for.
     """
-    table = TABLES[model.family]
+    table = tables.get(name) or tables[model.family]
     settings = [setting for setting in table if setting.baseline or not words]
     for word in words:
         changed = choose(model.family, word)
@@ -207,7 +258,7 @@ def _begun(file: str, made_with: Mapping[str, Row]) -> dict[Key, Row]:
     try:
         rows = json.loads(text_of(Path(file)))
         begun = {
-            (row["model"], row["decoder"], row["label"]): {"megabytes": None} | row for row in rows
+            (row["model"], row["decoder"], row["label"]): dict.fromkeys(LATER) | row for row in rows
         }
         before = {row["model"]: row["made_with"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:

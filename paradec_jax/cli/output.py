@@ -27,7 +27,7 @@ OWN: dict[str, Callable[[str], Any]] = {
     "json": lambda text: (rows := json.loads(text)) and all(row.keys() >= ROW for row in rows),
     "html": lambda text: text.startswith(text_of(TEMPLATE).partition(PLACE)[0]),
 }
-WIDTH = 180  # characters of a line where the output is no terminal
+WIDTH = 200  # characters of a line where the output is no terminal
 
 
 def print_table(

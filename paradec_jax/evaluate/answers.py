@@ -27,12 +27,14 @@ class Answers:
       ids: new tokens of each prompt.
       counts: what each prompt cost, by name, [N] each.
       seconds: of each batch.
+      reading: those of `counts` that the prompt's call had, where the network has recurrences.
       judged: what a judge makes of them (`judge_answers`), None without a judge.
     """
 
     ids: list[list[int]]
     counts: dict[str, np.ndarray]
     seconds: list[float]
+    reading: dict[str, np.ndarray]
     judged: Float[np.ndarray, "N 2"] | None = None
 
 
@@ -52,6 +54,7 @@ def answer(
     """Decodes every prompt, at most `rows` of them together, in batches of equal shape."""
     ids: list[list[int]] = [[]] * len(prompts.lengths)
     counts: dict[str, np.ndarray] = {}
+    reading: dict[str, np.ndarray] = {}
     seconds = []
     for batch in batches(prompts, rows):
         request, start = prompts.request(batch), time.perf_counter()
@@ -59,10 +62,14 @@ def answer(
         seconds.append(time.perf_counter() - start)
         for i, row in zip(batch, decoded.completions(), strict=True):
             ids[i] = row
-        for name, values in decoded.counts.items():
-            counts.setdefault(name, np.zeros(len(ids), np.int64))[batch] = np.asarray(values)
+        parts = [(counts, decoded)]
+        if "recurrences" in decoded.counts:  # a prompt may be read at a depth of its own
+            parts.append((reading, case.run(request, max_steps=0)))
+        for kept, part in parts:
+            for name, values in part.counts.items():
+                kept.setdefault(name, np.zeros(len(ids), np.int64))[batch] = np.asarray(values)
         advance(1)
-    return Answers(ids, counts, seconds)
+    return Answers(ids, counts, seconds, reading)
 
 
 def judged(

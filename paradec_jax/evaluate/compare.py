@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from paradec_jax import facts
-from paradec_jax.data.problems import Problem, exact_answers
+from paradec_jax.data.problems import Problem, encode_prompts, exact_answers
 from paradec_jax.decode.machine import NETWORK_CALLS
 from paradec_jax.evaluate.answers import Answers, answer, batches, judged
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, prompts_of
@@ -24,7 +24,7 @@ from paradec_jax.evaluate.fields import (
 )
 from paradec_jax.evaluate.judge import check_judge
 from paradec_jax.evaluate.timing import Advance, Case, Speed, measure, planned_bytes
-from paradec_jax.generate import tokenizer_of
+from paradec_jax.generate import BUCKET, tokenizer_of
 from paradec_jax.records import record
 from paradec_jax.store import Model
 
@@ -68,6 +68,7 @@ def compare(
     judge: Model | None = None,
     timed: int = TIMED,
     passes: int = 5,
+    wide: int = 0,
     rows: int = ROWS,
     before: Comparison | None = None,
     report: Report = SILENT,
@@ -86,12 +87,14 @@ def compare(
         None.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each source.
+      wide: rows of one more timing, the first problems in a single call; 0 leaves it out.
       rows: problems of a batch, at most.
       before: earlier comparison with the same baseline, whose answers are not decoded again.
       report: function that shows how far each stage is.
 
     Raises:
-      ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
+      ValueError: no problem, no tokenizer or several, not one baseline, or problems too long for
+        the model.
     """
     baselines = [source.setting.baseline for source in sources]
     if sum(baselines) != 1:
@@ -99,6 +102,15 @@ def compare(
     base = baselines.index(True)
     model = sources[base].model
     prompts = prompts_of(model, problems, seed, budget)
+    for other in {id(source.model): source for source in sources}.values():
+        tokens, _ = encode_prompts(
+            tokenizer_of(other.model), problems, spec=other.model.token_spec, bucket=BUCKET
+        )
+        if not np.array_equal(tokens, prompts.tokens):
+            raise ValueError(
+                f"{other.name} reads the problems as other tokens than {sources[base].name}: "
+                "compare models of one tokenizer"
+            )
     if judge is not None:
         check_judge(judge)
         if prompts.budget > judge.network.max_length:  # refused before minutes of decoding
@@ -128,6 +140,11 @@ def compare(
     if requests:
         advance = report("timing one by one", len(cases) * (passes + 1))
         speeds = measure(cases, requests, passes=passes, advance=advance)
+    widely: list[Speed] = []
+    if wide:
+        some = [prompts.request(range(min(wide, len(problems))))]
+        advance = report(f"timing {wide} at once", len(cases) * (passes + 1))
+        widely = measure(cases, some, passes=passes, advance=advance)
     program = facts.facts() | {"dtypes": facts.dtypes(params)}
     table = []
     for i, (source, case) in enumerate(zip(sources, cases, strict=True)):
@@ -137,6 +154,7 @@ def compare(
         if speeds:
             row |= speed_fields(speeds[i], speeds[base])
             row["megabytes"] = planned_bytes(case, requests[0]) / 1e6
+        row["wide"] = speed_fields(widely[i], widely[base]) if widely else None
         if source.setting.sampled:
             row["equals_greedy"] = None
         table.append(row)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool
 
@@ -24,13 +25,19 @@ RIGHT = (
 
 
 def source_fields(source: Source, device: Mapping[str, Any]) -> Row:
-    """Names and choices of a row, its dtype, and the device in a few words; the facts say more."""
+    """Names, size and choices of a row, its dtype, and the device in a few words; the facts say
+    more.
+    """
     cpu = f"cpu, {device['threads']} cores"
+    model, decoder = source.model, source.setting.decoder
+    beside = [name for name in decoder.further_networks if getattr(decoder, name) is None]
+    parts = [model.params, *(getattr(model, name).params for name in beside)]
     return {
         "family": source.model.family,
         "model": source.name,
         "decoder": source.setting.name,
         "label": source.setting.label(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(parts)),
         "settings": source.setting.settings(),
         "dtype": source.model.config.dtype,
         "device": cpu if device["platform"] == "cpu" else device["kind"],
@@ -76,9 +83,9 @@ def work_fields(decoder: Any, answers: Answers, lengths: Any) -> Row:
     """Positions, calls of a residual head and floating-point operations per token.
 
     Operations are estimated (`work` of the networks): every position sees the prompt and half of
-    the answer. A call of the head reads one block and asks the output matrix for its scores; the
-    first one reads the prompt's whole blocks too. None of networks with recurrences, or that do not
-    say what a call costs.
+    the answer, and after the prompt's call passes the mean recurrences of the row's calls. A call
+    of the head reads one block and asks the output matrix for its scores; the first one reads the
+    prompt's whole blocks too. None of networks that do not say what a call costs.
     """
     network, tokens = decoder.network, sum(map(len, answers.ids))
     positions = answers.counts[POSITIONS]
@@ -88,18 +95,45 @@ def work_fields(decoder: Any, answers: Answers, lengths: Any) -> Row:
         "head_calls_per_token": int(head_calls.sum()) / tokens,
         "flops_per_token": None,
     }
-    if "recurrences" in network.counters or not hasattr(network, "work"):
+    if not hasattr(network, "work"):
         return row
-    flops = 0
-    for ids, length, count, calls in zip(answers.ids, lengths, positions, head_calls, strict=True):
+    flops = 0.0
+    for i, (ids, length, calls) in enumerate(zip(answers.ids, lengths, head_calls, strict=True)):
         context = int(length) + len(ids) // 2
-        flops += int(count) * network.work(1, 1, context).flops
+        for count, depth in _passes(decoder, answers, i):
+            flops += count * _flops_of_a_position(network, context, depth)
         if calls:
             head, block = decoder.head, decoder.head.block
             scores = 2 * network.vocab_size * network.config.width * block
             flops += int(calls) * (head.work(1, block, context).flops + scores)
             flops += head.work(1, int(length) // block * block, 0).flops
     return row | {"flops_per_token": flops / tokens}
+
+
+def _passes(decoder: Any, answers: Answers, row: int) -> list[tuple[int, float]]:
+    """Positions of a row, those of its prompt apart where the network has recurrences, and the
+    recurrences of each.
+    """
+    names = POSITIONS, NETWORK_CALLS, "recurrences"
+    if not answers.reading:
+        return [(int(answers.counts[POSITIONS][row]), 1)]
+    whole, read = (
+        [int(of[name][row]) for name in names] for of in (answers.counts, answers.reading)
+    )
+    later = [a - b for a, b in zip(whole, read, strict=True)]
+    depths = [recurrences / max(calls, 1) for _, calls, recurrences in (read, later)]
+    if (draft := getattr(decoder, "draft_recurrence", None)) is not None:
+        # Half of the positions are drafts, which have most of the calls.
+        depths[1] = (draft + decoder.network.at(decoder.recurrence).recurrence) / 2
+    return [(read[0], depths[0]), (later[0], depths[1])]
+
+
+def _flops_of_a_position(network: Any, context: int, depth: float) -> float:
+    """Operations of a position, at so many recurrences where the network has any."""
+    if "recurrences" not in network.counters:
+        return network.work(1, 1, context).flops
+    once, twice = (network.at(n).work(1, 1, context).flops for n in (1, 2))
+    return once + (depth - 1) * (twice - once)
 
 
 def speed_fields(speed: Speed, baseline: Speed) -> Row:

@@ -181,10 +181,6 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (
-            ["compare", str(folder), "tiny-causal"],
-            "models of one family are compared, not of recurrent_depth and",
-        ),
-        (
             ["compare", str(folder), "--json", str(tmp_path / "no" / "rows.json")],
             "there is no folder",
         ),

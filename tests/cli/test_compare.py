@@ -259,6 +259,33 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     assert "has no residual head: decoders that ask one are left out" in said.err
 
 
+@pytest.mark.slow
+def test_families_share_one_table(folder, tmp_path, monkeypatch):
+    """The first model's baseline is that of all rows; a row equals its own model's one by one."""
+    stubs = {"recurrent_depth": STUB, "causal": StubCausal(vocab_size=384, max_length=256)}
+    monkeypatch.setattr(Model, "network", property(lambda self: stubs[self.family]))
+    monkeypatch.setattr(answers, "GROUP", 1)
+    put_settings(monkeypatch, "recurrent_depth", small_settings()[:2])
+    put_settings(monkeypatch, "causal", TABLES["causal"][:1])
+    shape = FAMILIES["causal"].presets["test-causal"]
+    shape = dataclasses.replace(shape, vocab_size=384, max_length=256)
+    other, path = str(saved(tmp_path / "other", shape)), tmp_path / "rows.json"
+    words = compared(other, folder, data=tmp_path, more=("--wide", "2", "--json", str(path)))
+    for _ in range(2):
+        assert cli.main(words) == 0
+        rows = strict(path.read_text())
+        assert [row["baseline"] for row in rows] == [True, False, False]
+        path.write_text(json.dumps(rows[:2]))
+    assert [row["equals_greedy"] == 1 for row in rows] == [True, False, True]
+    assert [row["wide"]["batch"] for row in rows] == [2, 2, 2]
+
+
+def test_all_are_the_bundled_models_that_answer_problems(capsys):
+    names = _models("all")
+    assert names[0] == "tiny-causal" and {*FAMILIES["block_diffusion"].bundled} < {*names}
+    assert "no row of full_attention: no model is bundled" in capsys.readouterr().err
+
+
 def test_a_family_stands_for_its_bundled_models():
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
 

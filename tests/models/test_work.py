@@ -3,14 +3,21 @@ blocks twice.
 """
 
 import dataclasses
+import math
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.extend import core
 from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.families import PRESETS, network_of
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.evaluate.answers import Answers
+from paradec_jax.evaluate.fields import work_fields
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.models import batch_flops, update_flops
 
 ROWS, LENGTH = 3, 40
@@ -49,6 +56,59 @@ def test_work_of_a_call(name):
     assert (
         network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
     )
+
+
+def products(jaxpr) -> int:
+    """Operations of the products of a program, 2 M N K each."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            inner = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+            total += 2 * inner * eqn.outvars[0].aval.size
+        inside = core.jaxprs_in_params(eqn.params)
+        total += eqn.params.get("length", 1) * sum(map(products, inside))
+    return total
+
+
+@over(["tiny-causal", "tiny-recurrent", "tiny-sdar", "tiny-mdlm", "test-full", "head"])
+def test_counters_are_the_products_of_a_call(name):
+    """A window over a full cache, a canvas without one, a head without the scores of its backbone."""
+    config = ResidualHeadConfig.of(PRESETS["tiny-sdar"], 2) if name == "head" else PRESETS[name]
+    network = network_of(config)
+    network = network.at(3) if name == "tiny-recurrent" else network
+    canvas, at = name in ("tiny-mdlm", "test-full"), jnp.tile(jnp.arange(64, 72), (2, 1))
+
+    def call(params, tokens):
+        prefix = None
+        if not canvas:
+            cache = network.init_cache(jax.random.split(jax.random.key(0), 2), 64)
+            prefix = Prefix(cache, at[:, 0])
+        if name != "head":
+            return network.logits(params, network.forward(params, tokens, at, prefix).hidden)
+        vectors = jnp.zeros((*tokens.shape, config.width))
+        return network.forward(params, vectors, at, prefix, hidden=vectors).hidden
+
+    program = jax.make_jaxpr(call)(parameter_shapes(config), jnp.zeros_like(at))
+    counted = network.work(2, 8, 0 if canvas else 64).flops
+    assert counted == pytest.approx(products(program), rel=0.05)
+
+
+def test_positions_of_a_row_pass_the_recurrences_of_their_calls():
+    """A prompt of 6 at depth 1, then 2 rounds of 4 drafts at depth 1 and 4 verified at 3; or as many
+    positions in 2 calls at depth 3.
+    """
+    network = network_of(PRESETS["test-recurrent"])
+    once, deep = (network.at(r).work(1, 1, 10).flops for r in (1, 3))
+    decoder = types.SimpleNamespace(network=network, draft_recurrence=1, recurrence=3)
+    names = ("network_calls", "positions", "recurrences")
+    for whole, flops in (((11, 22, 15), 14 * once + 8 * deep), ((3, 22, 7), 6 * once + 16 * deep)):
+        counts, reading = (
+            dict(zip(names, np.asarray(of)[:, None], strict=True)) for of in (whole, (1, 6, 1))
+        )
+        row = work_fields(decoder, Answers([[5] * 8], counts, [0.1], reading), [6])
+        assert row["flops_per_token"] == flops / 8
+        decoder.draft_recurrence = None
 
 
 def test_a_sliding_window_bounds_what_a_layer_reads():

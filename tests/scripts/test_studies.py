@@ -41,6 +41,7 @@ LAWFUL = (
     "--texts 3 --masks 2"
 )
 RIVALS = "words --model TOYS/recurrent --problems 2 --timed 1 --passes 1 --rows 2"
+TABLE = "--problems 2 --models tiny-causal tiny-sdar --runs OUT/runs --folder OUT/results"
 # Of each study the number of its rows, what keys they or the record have, and its smallest command;
 # what is written before the last one is a command that comes first. TOYS is the folder of toy
 # models, OUT that of the test; results go to OUT/results/rows.json but where a folder is given.
@@ -60,6 +61,11 @@ STUDIES = {
         "family line row price interval",
         "--laws mixed --samples 64 --batch 64 --rows autoregressive self_verified "
         "--figure OUT/figures/rows.png",
+    ),
+    "families.table": (
+        3,
+        "method words equal_to minutes aup parameters wide flops_per_token absent",
+        f"{TABLE} --tune ; {TABLE}",
     ),
     "jacobi.side_by_side": (
         10,
@@ -111,6 +117,7 @@ STUDIES = {
     ),
 }
 FILES = {"block_diffusion.study": "speculation-chains", "masked_diffusion.study": "frontier"}
+FILES |= {"families.table": "table"}
 AGAIN = {  # what a second call does not use
     "block_diffusion.study": "block_diffusion.lines.compare",
     "masked_diffusion.markov_study": "masked_diffusion.markov_study.sampled",
@@ -119,7 +126,14 @@ AGAIN = {  # what a second call does not use
 GRID = {"autoregressive": [static(2, 1), static(16, 1)]}
 GRID |= {PARALLEL[0]: [jacobi(4, 4, False, 1)], SEVERAL: [wave(4, 6, 6, 0.8)]}
 FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
+METHODS = """
+tiny-causal | one by one | | autoregressive
+tiny-causal | Jacobi | one by one | jacobi --block {4,8,16}
+tiny-causal | drafts | one by one | drafted
+tiny-sdar | one a step | | block --rule static
+"""
 PATCHES = {
+    "families.table": ("METHODS", METHODS),
     "masked_diffusion.latency": ("rates", lambda dtype: Rates({"sum": 1e9}, 1e9, {})),
     "recurrent_depth.pointers_depth": ("RECURRENCES", (2, 3)),
     "recurrent_depth.rivals": ("TASKS", FEW),
