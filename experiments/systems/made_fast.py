@@ -36,52 +36,54 @@ from paradec_jax.io import atomic_write_text, json_lines
 from paradec_jax.models.work import BACKWARD
 from paradec_jax.objectives.job import Stopped
 
-# A training that no time is long enough for; at toy size one of few updates.
-TRAIN = """
-    train {words} --out {folder} --batch-tokens 32768 --precision mixed --ema 0.99 --cooldown 0 --warmup 0.001
-    --checkpoint-every 500 --updates 50000
-"""
 MUON = "--optimizer muon --learning-rate 4e-3 --adam-learning-rate 1.6e-3"
-OWN = "--model {model} --data {runs}/problems.jsonl --rows 256 --problems 4096 --new-tokens 224"
+REAL = "--learning-rate 1e-4 --rehearse 0"
+OWN = """
+    --model {model} --data {runs}/problems.jsonl --rows {rows} --problems {problems} --new-tokens {tokens}
+"""
 ANCHORS, MASKS = 48, 3
 TRAININGS = {
-    "words": f"sft --model {{runs}}/start --data {{runs}}/rows.jsonl --packed {MUON}",
+    "words": "sft --model {runs}/start --data {runs}/rows.jsonl --packed " + MUON,
     "draft": f"draft {OWN} --rank 16 --anchors {ANCHORS} --masks {MASKS} --learning-rate 2e-3",
-    "jacobi": f"jacobi {OWN} {MUON}",
+    "jacobi": f"jacobi {OWN} {{distil}}",
 }
+SHARED = """
+    --out {runs}/{name} --updates {updates} --batch-tokens {positions} --precision mixed --ema 0.99
+    --warmup 0.001 --cooldown 0 --checkpoint-every 500
+"""
+# No time is long enough for so many updates.
+SIZES = {"updates": 50_000, "positions": 32_768, "rows": 256, "problems": 4096, "tokens": 224}
+TOY = {"updates": 4, "positions": 1024, "rows": 4, "problems": 4, "tokens": 16}
 SHARES = {"words": 0.27, "draft": 0.5, "jacobi": 1.0}  # of the time that is left
 FLAT = 0.85  # of a training's time; the rest writes its model
-TOY = "--batch-tokens 1024"
-TOYS = {
-    "words": TOY,
-    "draft": f"{TOY} --rows 16 --problems 16 --new-tokens 16 --updates 6",
-    "jacobi": f"{TOY} --rows 16 --problems 16 --new-tokens 16 --updates 6",
-}
+COLUMNS = "model|decoder|exact|log p a token|tokens a second|speed-up|its 95%|tokens a call|equal to one by one"
 DECODERS = (
-    ("words", "autoregressive"),
-    ("words", "drafted"),
-    ("jacobi", "autoregressive"),
-    ("jacobi", "jacobi --block 16 --running"),
+    "words autoregressive",
+    "words drafted",
+    "jacobi autoregressive",
+    "jacobi jacobi --block 16 --running",
 )
 
 
 def fast(options: Options, clock: Clock) -> None:
     """Trains what is not there yet, and writes how fast its updates were."""
+    runs, toy, real = options.runs, options.toy, options.real
     rows, peak = [], rates(dtype_here()).flops
-    model = options.real or str(options.runs / "words" / "model")
+    model = real or str(runs / "words" / "model")
+    fields = {"runs": runs, "model": model, "distil": REAL if real else MUON}
     for name, words in TRAININGS.items():
-        if name == "words" and options.real:
+        if real and name == "words":
             continue
-        folder, seconds = options.runs / name, FLAT * SHARES[name] * clock.left()
-        command = TRAIN.format(words=words, folder=folder).format(runs=options.runs, model=model)
-        if options.toy:
-            command, seconds = f"{command} {TOYS[name]}", seconds if name != "words" else 1.0
+        command = f"train {words} {SHARED}".format(name=name, **fields, **(TOY if toy else SIZES))
+        seconds = FLAT * SHARES[name] * clock.left()
+        if toy and name == "words":
+            seconds = 1.0  # it is stopped after its first update
+        folder = runs / name
         trained(command.split(), folder, seconds)
         rows.append({"run": name} | speed(folder, name, model, peak))
         print(rows[-1], flush=True)
         write_record(options.out / "fast.json", options, {"rows": rows, "peak": peak})
-    adapter = options.runs / "draft" / "adapter"
-    shutil.copytree(adapter, options.out / "adapter", dirs_exist_ok=True)
+    shutil.copytree(runs / "draft" / "adapter", options.out / "adapter", dirs_exist_ok=True)
 
 
 def trained(command: list[str], folder: Path, seconds: float) -> None:
@@ -130,16 +132,15 @@ def gain(options: Options, clock: Clock) -> None:
     several at once.
     """
     use_quickest(options.out)
-    runs, dtype, (count, timed, budget) = options.runs, dtype_here(), (256, 5, 224)
-    if options.toy:
-        count, timed, budget = 8, 2, 16
-    base, adapter = options.real or str(runs / "words" / "model"), runs / "draft" / "adapter"
-    models = {"words": store.load(base, dtype=dtype, adapter=adapter)}
+    runs, dtype = options.runs, dtype_here()
+    count, timed, budget = (8, 2, 16) if options.toy else (256, 5, 224)
+    base = options.real or runs / "words" / "model"
+    models = {"words": store.load(base, dtype=dtype, adapter=runs / "draft" / "adapter")}
     if (runs / "jacobi" / "model").exists():
         models["jacobi"] = store.load(runs / "jacobi" / "model", dtype=dtype)
     first, *others = (
         Source(name, models[name], choose("causal", words))
-        for name, words in DECODERS
+        for name, _, words in (text.partition(" ") for text in DECODERS)
         if name in models
     )
     first = dataclasses.replace(first, setting=dataclasses.replace(first.setting, baseline=True))
@@ -149,14 +150,22 @@ def gain(options: Options, clock: Clock) -> None:
     problems, found = word_problems(count, seed=SEED), None
     prompts = prompts_of(models["words"], problems, SEED, budget)
     cases = [case_of(of.setting, of.model, prompts.size) for of in (first, *others)]
-    requests = [prompts.request(range(size)) for size in (1, count)]
     with ThreadPoolExecutor(device()["threads"]) as pool:
-        programs = [[(case, request)] for request in requests for case in cases]
-        list(pool.map(compile_all, programs))
-    each = {"seed": SEED, "budget": budget, "judge": models["words"], "rows": count}
-    each |= {"timed": timed, "passes": timed}
+        sizes = [prompts.request(range(size)) for size in (1, count)]
+        list(pool.map(compile_all, ([(case, of)] for of in sizes for case in cases)))
     for source in others:
-        found = compare([first, source], problems, before=found, **each)
+        found = compare(
+            [first, source],
+            problems,
+            seed=SEED,
+            budget=budget,
+            judge=models["words"],
+            timed=timed,
+            passes=timed,
+            rows=count,
+            before=found,
+        )
         rows += found.rows[len(rows) > 0 :]
         write_record(path, told, {"rows": rows}, dtypes=[dtype])
-    print_table("{model}: {problems} problems", {"model": "{model}"} | ANSWERS, rows, [])
+    columns = {name: ANSWERS.get(name, "{model}") for name in COLUMNS.split("|")}
+    print_table("{problems} unseen problems", columns, rows, [])

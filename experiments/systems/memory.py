@@ -182,16 +182,10 @@ class Watch:
 
     def row(self, kept: float = 0.0) -> dict[str, float]:
         """MiB above idle, and of what is kept."""
-        above, anonymous = (
-            self.most - self.idle["VmRSS"],
-            max(self.anonymous - self.idle["RssAnon"], 0.0),
-        )
-        return {
-            "idle": self.idle["VmRSS"],
-            "above_idle": above,
-            "anonymous_above_idle": anonymous,
-            "kept": kept,
-        }
+        idle = self.idle["VmRSS"]
+        anonymous = max(self.anonymous - self.idle["RssAnon"], 0.0)
+        figures = {"idle": idle, "above_idle": self.most - idle}
+        return figures | {"anonymous_above_idle": anonymous, "kept": kept}
 
 
 def do(kind: str, config: CausalConfig, folder: Path) -> Any:

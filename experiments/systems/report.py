@@ -49,7 +49,6 @@ from paradec_jax.evaluate.intervals import ends
 from paradec_jax.families import PRESETS
 from paradec_jax.io import atomic_write_text
 
-SHARES = {"device": 8, "calls": 42}  # of the minutes
 WINDOWS = ((1, 8, 32), (2, 4, 16), (64, 128, 256))  # positions of a call, the important ones first
 CALLS = ("qwen3-0.6b", "smollm2-135m", "sdar-1.7b", "huginn-0125", "mdlm-small")
 GRACE = 15.0  # seconds after the minutes, when a compilation that still runs is given up
@@ -209,17 +208,13 @@ PARTS: dict[str, Callable[[Report, Clock], None]] = {"device": device, "calls": 
 
 
 def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)) -> Report:
-    """Measures the parts in their order; each gets its share of the minutes, and leaves the rest to
-    the next ones.
-    """
-    whole = Clock(60 * minutes)
+    """Measures the parts in their order, each in what is left of the minutes."""
+    clock = Clock(60 * minutes)
     report = Report(out, {"minutes": minutes, "parts": list(parts), "seed": SEED})
-    chosen = [name for name in PARTS if name in parts]
-    for i, name in enumerate(chosen):
-        share = SHARES[name] / sum(SHARES[other] for other in chosen[i:])
+    for name in [name for name in PARTS if name in parts]:
         begun = len(report.rows)
         try:
-            PARTS[name](report, Clock(share * whole.left()))
+            PARTS[name](report, clock)
         except (RuntimeError, MemoryError) as error:  # a device that refuses
             report.leave(name, "the rest of the part", " ".join(str(error).split())[:200])
         report.write()

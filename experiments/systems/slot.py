@@ -1,5 +1,5 @@
-"""What an accelerator that is there for minutes does with this library (`slot.sh`): laws, and
-variants of calls.
+"""What an accelerator that is there for minutes does with this library (`slot.sh`): laws, and calls
+under several flags.
 
     python -m experiments.systems.slot laws --out slot
     python -m experiments.systems.slot variants --out slot --seconds 120
@@ -8,9 +8,9 @@ variants of calls.
 `laws`: on a bundled model of each family parallel decoding of a batch gives the tokens of plain
 decoding of each prompt alone, and those recorded on a CPU. `variants`: a call over 1, 8 and 32
 positions under several flags, each in a process of its own, in turns; `share` is that of the read
-rate. The first of two groups is that of the larger shape alone, and a group that finds no time is
-left out. `demo`: `paradec demo` under the quickest flags. Parts that need packages for training are
-in `made_fast`. A part that was stopped goes on with what it lacks.
+rate. A shape and a batch make a group; one that finds no time is left out. `demo`: `paradec demo`
+under the quickest flags. The parts that train are in `made_fast`. A part that was stopped goes on
+with what it lacks.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from experiments.tasks import word_problems
 from paradec_jax.cli import demo as demo_of_families
 from paradec_jax.cli.output import print_table
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.cases import Prompts, case_of, empty_prompts, prompts_of
+from paradec_jax.evaluate.cases import case_of, empty_prompts, prompts_of
 
 BLOCKS = pd.BlockDenoising(rule="factor")
 ALONE = dataclasses.replace(BLOCKS, fuse_store=False, fuse_prompt=False)
@@ -102,18 +102,15 @@ class Options:
     toy: bool = False
 
 
-def prompts_of_laws(model: Any) -> Prompts:
-    """Prompts of four unseen word problems; of a model that writes texts, nothing to begin with."""
-    if model.family == "masked_diffusion":
-        return empty_prompts(model, 4, 64, SEED)
-    texts = [problem.prompt for problem in word_problems(4, seed=SEED, steps=(2, 4))]
-    return prompts_of(model, texts, SEED, 96)
-
-
 def answers(name: str, parallel: bool) -> list[list[int]]:
-    """The tokens of four prompts by a bundled model, products in full float32."""
+    """The tokens of a bundled model, products in full float32: after the prompts of four unseen
+    word problems, or from nothing.
+    """
     model, knobs = pd.load(name), LAWS[name][2]
-    prompts = prompts_of_laws(model)
+    if model.family == "masked_diffusion":
+        prompts = empty_prompts(model, 4, 64, SEED)
+    else:
+        prompts = prompts_of(model, word_problems(4, seed=SEED, steps=(2, 4)), SEED, 96)
     case = case_of(Setting(name, LAWS[name][parallel], knobs), model, prompts.size)
     requests = [
         prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])
@@ -202,7 +199,7 @@ def variants(options: Options, clock: Clock) -> None:
         results = {"rows": rows, "median_speed": medians(rows), "left_out": left}
         write_record(path, told, results, dtypes=[dtype_here()])
     show(rows)
-    print(f"left out: {left}", flush=True)
+    print(f"left out: {left}")
 
 
 def timed(pools: dict[str, Any], group: Any, left: dict[str, str]) -> dict[str, Any]:
@@ -242,15 +239,13 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints milliseconds of every call, a column a variant."""
+    """Prints milliseconds and share of the read rate of every call, a column a variant."""
     speeds = medians(rows)
-    cells = [row | dict.fromkeys(VARIANTS) | row["milliseconds"] for row in rows]
-    cells = [row | {"share": max(row["share"].values())} for row in cells]
     columns = {name: f"{{{name}}}" for name in ("shape", "batch", "positions")}
-    columns |= {name: f"{{{name}:.3f}}" for name in VARIANTS}
-    columns["share of the read rate"] = "{share:.0%}"
+    for name in speeds:
+        columns[name] = f"{{milliseconds[{name}]:.3f}} ms, {{share[{name}]:.0%}}"
     note = ", ".join(f"{name} {speed:.2f}" for name, speed in speeds.items())
-    print_table("Milliseconds of a call", columns, cells, [f"Median speed, the best first: {note}"])
+    print_table("Calls, the quickest variant first", columns, rows, [f"Median speed: {note}"])
 
 
 def use_quickest(out: Path) -> None:
@@ -261,7 +256,7 @@ def use_quickest(out: Path) -> None:
     if path.exists():
         name = next(iter(json.loads(path.read_text(encoding="utf-8"))["median_speed"]))
     os.environ.update(VARIANTS[name])
-    print(f"variant: {name}", flush=True)
+    print(f"variant: {name}")
 
 
 def demo(options: Options, clock: Clock) -> None:

@@ -25,7 +25,8 @@ export PYTHONPATH="$PWD:$RUNS/site${PYTHONPATH:+:$PYTHONPATH}"
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.cache/jax}" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # several processes share the memory
 mkdir -p "$OUT" "$RUNS"
-failed=0 factor=${TOY:+8}                                     # a processor is slower
+failed=0 factor=${TOY:+8} # a processor is slower
+[ -z "$TOY" ] || export XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" # and compiles sooner so
 
 part() { # NAME SECONDS: a part of slot.py, ended where it takes 15 seconds more
   [ ! -e "$OUT/$1.log" ] || return
@@ -47,7 +48,7 @@ write() { # NAME MODULE ARGUMENTS...: NAME in RUNS, once, by a module of experim
 
 begin() { # what b begins with: problems, rows of a training and a model of random weights
   updates=4000 count=8192 shape="--width 512 --layers 10 --heads 8 --feed-forward 1408"
-  [ -z "$TOY" ] || updates=4 count=64 shape="--width 32 --layers 2 --heads 2 --feed-forward 48"
+  [ -z "$TOY" ] || updates=4 count=64 shape="--width 32 --layers 1 --heads 2 --feed-forward 48"
   write problems.jsonl tasks words "$RUNS/problems.jsonl.part" --count $count --split train
   [ -z "$REAL" ] || return
   write start tasks.start tiny-causal "$RUNS/start.part" $shape

@@ -55,7 +55,7 @@ def test_every_part_goes_on_where_it_was_stopped(tmp_path):
     rows = rows_of(out / "variants.json")
     assert rows[: len(calls)] == calls and len(calls) < len(rows)
     assert all(row["milliseconds"].keys() == set(VARIANTS) for row in rows)
-    assert "Median speed" in (out / "variants.log").read_text()
+    assert "Median speed: " in (out / "variants.log").read_text()
     assert "one by one" in (out / "demo.log").read_text()
     assert [row["run"] for row in rows_of(out / "fast.json")] == ["words", "draft", "jacobi"]
     assert (runs / "words" / "metrics.jsonl").stat().st_mtime_ns == begun
