@@ -13,7 +13,7 @@ import pytest
 from experiments.systems.slot import VARIANTS
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "systems" / "slot.sh"
-LIMIT = 600  # seconds until a file is to be there
+LIMIT = 1800  # seconds until a file is to be there
 pytestmark = pytest.mark.slow
 
 
