@@ -220,7 +220,7 @@ def in_a_process(kind: str, config: CausalConfig, folder: Path) -> Any:
     """What `do` returns, in a process of its own on the CPU."""
     flags = os.environ.get("XLA_FLAGS", "") + (f" {DEVICES}" if kind == "sharded load" else "")
     os.environ["JAX_PLATFORMS"] = "cpu"  # which the process reads when it imports JAX
-    setting = os.environ.update, ({"XLA_FLAGS": flags},)
+    setting = os.putenv, ("XLA_FLAGS", flags)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *setting) as pool:
         return pool.submit(do, kind, config, folder).result()
 
