@@ -46,13 +46,18 @@ write() { # NAME MODULE ARGUMENTS...: NAME in RUNS, once, by a module of experim
   )
 }
 
-begin() { # what b begins with: problems, rows of a training and a model of random weights
-  updates=4000 count=8192 shape="--width 512 --layers 10 --heads 8 --feed-forward 1408"
+begin() { # what b begins with: problems, a model of random weights, and rows of its training, as text and as tokens
+  updates=2000 count=4096 shape="--width 512 --layers 10 --heads 8 --feed-forward 1408"
   [ -z "$TOY" ] || updates=4 count=64 shape="--width 32 --layers 1 --heads 2 --feed-forward 48"
   write problems.jsonl tasks words "$RUNS/problems.jsonl.part" --count $count --split train
   [ -z "$REAL" ] || return
   write start tasks.start tiny-causal "$RUNS/start.part" $shape
-  write rows.jsonl tasks.curriculum words "$RUNS/rows.jsonl.part" --updates 0 $updates --weights 0.15 0.25 0.1 0.05 0.1 0.25 0.1
+  write rows.jsonl tasks.curriculum words "$RUNS/rows.jsonl.part" --updates 0 $updates
+  JAX_PLATFORMS=cpu "$PYTHON" -c 'import sys
+from paradec_jax import load
+from paradec_jax.data.jsonl import read_examples
+folder = sys.argv[1]
+read_examples(f"{folder}/rows.jsonl", load(f"{folder}/start"), folder=f"{folder}/words/data", length=512)' "$RUNS"
 }
 
 case $PARTS in *b*) begin > "$RUNS/begin.txt" 2>&1 & ;; esac # beside the laws, which are not timed
