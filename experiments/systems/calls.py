@@ -86,16 +86,18 @@ class CallLoop:
         return self.buffers
 
 
-def call_loop(config: ModelConfig, params: Any, positions: int, context: int) -> CallLoop:
+def call_loop(
+    config: ModelConfig, params: Any, positions: int, context: int, batch: int = 1
+) -> CallLoop:
     """The loop of calls over so many positions; its program is compiled once in a process."""
     network = network_at(config)
     context = 0 if network.visibility == "full" else context
-    draw = np.random.default_rng(SEED).integers(0, config.vocab_size - 1, (1, positions))
-    keys, cache = jax.random.split(jax.random.key(SEED), 1), None
+    draw = np.random.default_rng(SEED).integers(0, config.vocab_size - 1, (batch, positions))
+    keys, cache = jax.random.split(jax.random.key(SEED), batch), None
     if network.visibility != "full":
         cache = network.init_cache(keys, context + positions)
-    buffers, at = (cache, jnp.asarray(draw, jnp.int32)), jnp.full(1, context, jnp.int32)
-    key = (config, positions, context)
+    buffers, at = (cache, jnp.asarray(draw, jnp.int32)), jnp.full(batch, context, jnp.int32)
+    key = (config, positions, context, batch)
     if key not in _PROGRAMS:
         loop = jax.jit(functools.partial(run_calls, network), donate_argnums=(1, 2))
         _PROGRAMS[key] = loop.lower(params, *buffers, at, np.int32(1)).compile()
@@ -109,6 +111,27 @@ def settle_steps(loops: Mapping[Any, CallLoop]) -> None:
             loops[name].steps = min(max(math.ceil(LONG / timing.seconds), 1), 512)
 
 
+def call_loops(
+    config: ModelConfig,
+    positions: Sequence[int],
+    context: int = CONTEXT,
+    batch: int = 1,
+    clock: Clock | None = None,
+) -> tuple[dict[str, CallLoop], dict[str, str]]:
+    """Loops of calls over several numbers of positions with random weights, warmed up.
+
+    A network without a cache has no context. Returns loops by the number of positions, and the
+    reasons for those that are missing because the clock ran out.
+    """
+    params = network_of(config).prepare(random_params(config))
+    jobs = {
+        str(n): functools.partial(call_loop, config, params, n, context, batch) for n in positions
+    }
+    loops, left = compiled(jobs, clock or Clock())
+    settle_steps(loops)
+    return loops, left
+
+
 def call_cost(
     config: ModelConfig,
     positions: Sequence[int],
@@ -116,14 +139,8 @@ def call_cost(
     clock: Clock | None = None,
 ) -> tuple[dict[int, Timing], dict[str, str]]:
     """Seconds of a network call over several numbers of positions, timed in turns at batch 1 with
-    random weights.
-
-    A network without a cache has no context. Returns timings of one call by the number of
-    positions, and the reasons for those that are missing because the clock ran out.
+    random weights, and what is missing as of `call_loops`.
     """
-    clock, params = clock or Clock(), network_of(config).prepare(random_params(config))
-    jobs = {str(n): functools.partial(call_loop, config, params, n, context) for n in positions}
-    loops, left = compiled(jobs, clock)
-    settle_steps(loops)
-    timings = in_turns(loops, clock)
+    loops, left = call_loops(config, positions, context, clock=clock)
+    timings = in_turns(loops, clock or Clock())
     return {int(name): timing.each(loops[name].steps) for name, timing in timings.items()}, left

@@ -9,13 +9,12 @@ decoder of its tables:
 
     python -m experiments.systems.checkouts ../old . --pairs 20 --seconds 0.5 --out checkouts.json
 
-This process draws the problems and hands their texts to both checkouts. Parameters are prepared
-once and not timed.
+This process draws the problems and hands their texts to both checkouts, each of which must have
+`paradec_jax.evaluate.cases`. Parameters are prepared once and not timed.
 """
 
 import dataclasses
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -26,12 +25,10 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-import numpy as np
 import tyro
 from scipy.stats import binom
 
 PROBLEMS, STEPS, SEED = 1000, (2, 4), 1  # of the README's table
-BUCKET = 32  # lengths and budgets are rounded up to a multiple, as in `compare`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,59 +80,31 @@ class Subjects:
         found = Path(paradec_jax.__file__).resolve().parents[1]
         if found != Path.cwd().resolve():
             raise ImportError(f"the package of {found} was imported, not that of {Path.cwd()}")
-        self.model = paradec_jax.load(name, dtype=dtype)
-        try:
-            from paradec_jax.evaluate.tables import TABLES as tables
-        except ImportError:  # an older checkout
-            from paradec_jax.families import FAMILIES
+        from paradec_jax.data.problems import Problem
+        from paradec_jax.evaluate.cases import prompts_of
+        from paradec_jax.evaluate.tables import TABLES
 
-            tables = {name: family.settings for name, family in FAMILIES.items()}  # type: ignore[attr-defined]
-        self.settings = tables[self.model.family]
-        words, spec = self.model.tokenizer, self.model.token_spec
-        assert words is not None
-        prompts, solutions = (words.encode_batch(list(of)) for of in zip(*texts, strict=True))
-        rows = [ids if spec.bos is None else [spec.bos, *ids] for ids in prompts]
-        self.lengths = np.asarray([len(row) for row in rows], np.int32)
-        self.tokens = np.full((len(rows), rounded(int(self.lengths.max()))), spec.pad, np.int32)
-        for i, row in enumerate(rows):
-            self.tokens[i, : len(row)] = row
-        room = self.model.network.max_length - self.tokens.shape[1]
-        self.budget = min(rounded(max(map(len, solutions)) + 1), room)
+        self.model = paradec_jax.load(name, dtype=dtype)
+        self.settings = TABLES[self.model.family]
+        self.prompts = prompts_of(self.model, [Problem(*text) for text in texts], SEED, None)
 
     def dtypes(self) -> list[str]:
         """Of the parameters, as they are."""
-        import jax
+        from paradec_jax import facts
 
-        return sorted({str(leaf.dtype) for leaf in jax.tree.leaves(self.model.params)})
+        return list(facts.dtypes(self.model.params))
 
     def choose(self, row: int, batch: int) -> int:
         """Compiles one row at one batch size; returns the tokens that a call generates."""
         import jax
 
-        from paradec_jax import make_request, run
+        from paradec_jax.evaluate.cases import case_of
 
-        setting, network, spec = self.settings[row], self.model.network, self.model.token_spec
-        if setting.cache is not None:
-            network = dataclasses.replace(network, cache=setting.cache)
-        decoder = dataclasses.replace(setting.decoder, greedy=not setting.sampled)
-        params, head = self.model.params, self.model.head
-        if decoder.further_networks:  # a residual head beside the network
-            params = {"network": params} | ({} if head is None else {"head": head.params})
-            if head is not None and decoder.head is None:
-                decoder = dataclasses.replace(decoder, head=head.network)
-        decoder = decoder.bind(network, self.tokens.shape[1] + self.budget, spec)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(batch))
-        request = make_request(
-            self.tokens[:batch],
-            self.lengths[:batch],
-            max_new_tokens=self.budget,
-            stop=spec.stop,
-            keys=keys,
-        )
-        params = jax.block_until_ready(decoder.prepare(params))
+        case = case_of(self.settings[row], self.model, self.prompts.size)
+        request = self.prompts.request(range(batch))
         jax.clear_caches()  # programs of earlier rows
-        self.call = lambda: jax.block_until_ready(run(decoder, params, request, setting.knobs))
-        self.generated = int(np.asarray(self.call().generated).sum())
+        self.call = lambda: jax.block_until_ready(case.run(request))
+        self.generated = int(self.call().generated.sum())
         return self.generated
 
     def turn(self, seconds: float) -> float:
@@ -145,11 +114,6 @@ class Subjects:
             self.call()
             calls += 1
         return calls * self.generated / spent
-
-
-def rounded(length: int) -> int:
-    """A length rounded up to whole buckets."""
-    return math.ceil(length / BUCKET) * BUCKET
 
 
 def serve_turns(model: str, dtype: str) -> None:

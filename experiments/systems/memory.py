@@ -18,13 +18,12 @@ afterwards. Weights are random and lie in a temporary folder, which is removed.
 
 import dataclasses
 import gc
-import json
 import math
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,16 +182,10 @@ class Watch:
 
     def row(self, kept: float = 0.0) -> dict[str, float]:
         """MiB above idle, and of what is kept."""
-        above, anonymous = (
-            self.most - self.idle["VmRSS"],
-            max(self.anonymous - self.idle["RssAnon"], 0.0),
-        )
-        return {
-            "idle": self.idle["VmRSS"],
-            "above_idle": above,
-            "anonymous_above_idle": anonymous,
-            "kept": kept,
-        }
+        idle = self.idle["VmRSS"]
+        anonymous = max(self.anonymous - self.idle["RssAnon"], 0.0)
+        figures = {"idle": idle, "above_idle": self.most - idle}
+        return figures | {"anonymous_above_idle": anonymous, "kept": kept}
 
 
 def do(kind: str, config: CausalConfig, folder: Path) -> Any:
@@ -224,23 +217,12 @@ def do(kind: str, config: CausalConfig, folder: Path) -> Any:
 
 
 def in_a_process(kind: str, config: CausalConfig, folder: Path) -> Any:
-    """What `do` returns, in a process of its own."""
+    """What `do` returns, in a process of its own on the CPU."""
     flags = os.environ.get("XLA_FLAGS", "") + (f" {DEVICES}" if kind == "sharded load" else "")
-    words = [
-        "-m",
-        "experiments.systems.memory",
-        "--child",
-        kind,
-        json.dumps(config.to_dict()),
-        str(folder),
-    ]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{kind} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    os.environ["JAX_PLATFORMS"] = "cpu"  # which the process reads when it imports JAX
+    setting = os.putenv, ("XLA_FLAGS", flags)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *setting) as pool:
+        return pool.submit(do, kind, config, folder).result()
 
 
 def measure_gradients(options: Gradients) -> dict[str, Any]:
@@ -286,12 +268,7 @@ def main(options: Gradients | Weights) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        print(
-            json.dumps(do(sys.argv[2], CausalConfig(**json.loads(sys.argv[3])), Path(sys.argv[4])))
-        )
-    else:
-        try:
-            main(tyro.cli(Gradients | Weights))  # type: ignore[arg-type]
-        except ValueError as error:
-            raise SystemExit(str(error)) from None
+    try:
+        main(tyro.cli(Gradients | Weights))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise SystemExit(str(error)) from None

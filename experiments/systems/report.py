@@ -3,9 +3,9 @@
     python -m experiments.systems.report --minutes 8 --parts device calls --out report
 
 Parts, the important ones first: `device`, how fast it reads a large array and multiplies two large
-matrices; `calls`, what a network call over 2 to 256 positions costs beside one over a single
-position; `autoregressive`, how close such decoding comes to the read rate. `paradec compare` times
-the bundled models, and the log of a training says the operations a second of its updates.
+matrices; `calls`, how close network calls come to that, and what one over 2 to 256 positions costs
+beside one over a single position. `paradec compare` times the bundled models, and the log of a
+training says the operations a second of its updates.
 
 The folder holds `report.json` and `report.md`, written anew after every group of timings: a killed
 run leaves what it has. Settings that are compared take turns in every pass. A ratio is that of
@@ -17,7 +17,6 @@ Programs are compiled in parallel before the timings of their group. What found 
 
 import argparse
 import dataclasses
-import functools
 import os
 import statistics
 import threading
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.common.ratios import quicker, times
 from experiments.common.record import write_record
@@ -35,31 +33,24 @@ from experiments.systems.calls import (
     SEED,
     call_cost,
     network_at,
-    random_params,
     run_calls,  # noqa: F401  (measuring programs take it from here)
     shapes_of,
 )
 from experiments.systems.machine import (
     Clock,
     Timing,
-    compiled,
-    in_turns,
     in_words,
     memory_left,
     rates,
 )
 from paradec_jax import facts
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
-from paradec_jax.decode import AutoRegressive, Static, make_request, run
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.families import PRESETS
 from paradec_jax.io import atomic_write_text
 
-SHARES = {"device": 8, "calls": 42, "autoregressive": 14}  # of the minutes
 WINDOWS = ((1, 8, 32), (2, 4, 16), (64, 128, 256))  # positions of a call, the important ones first
 CALLS = ("qwen3-0.6b", "smollm2-135m", "sdar-1.7b", "huginn-0125", "mdlm-small")
-ONE_BY_ONE = ("qwen3-0.6b", "smollm2-135m", "huginn-0125")
-TOKENS = 32  # that decoding one by one writes
 GRACE = 15.0  # seconds after the minutes, when a compilation that still runs is given up
 # Of a model's weights in memory at once: as drawn, as prepared, and what a program needs.
 MOST_COPIES = 2.5
@@ -213,55 +204,17 @@ def measure_calls(
         report.add(place, timing, figure, base, **more)
 
 
-def autoregressive(report: Report, clock: Clock) -> None:
-    """A row a shape: seconds of a token, prompt left out, and the share of the read rate."""
-    for preset in ONE_BY_ONE:
-        config, name = shape_here(preset)
-        if can_begin(report, clock, "autoregressive", name, config):
-            measure_tokens(report, clock, config, name)
-            report.write()
-
-
-def measure_tokens(report: Report, clock: Clock, config: ModelConfig, name: str) -> None:
-    """One row; one program reads the prompt, and decodes unless it is told to take no step."""
-    network = network_at(config)
-    params, depth = network.prepare(random_params(config)), getattr(network, "recurrence", None)
-    decoder: Any = (
-        AutoRegressive(greedy=True) if depth is None else Static(recurrence=depth, greedy=True)
-    )
-    prompt = np.random.default_rng(SEED).integers(0, config.vocab_size - 1, (1, CONTEXT))
-    request = make_request(prompt, max_new_tokens=TOKENS, seed=SEED)
-    whole = functools.partial(run, decoder.bind(network, CONTEXT + TOKENS), params, request)
-    reading = functools.partial(whole, max_steps=0)
-    _, left = compiled({name: lambda: jax.block_until_ready(reading())}, clock)
-    if left:
-        return report.leave("autoregressive", name, left[name])
-    both = in_turns({"whole": whole, "reading": reading}, clock)
-    token = both["whole"].each(TOKENS - 1, both["reading"])
-    moved = network.work(1, 1, CONTEXT + TOKENS // 2).bytes
-    share = moved / rates(config.dtype).read / token.seconds
-    figure = f"{1 / token.seconds:,.1f} tokens/s, {100 * share:.0f}% of the read rate"
-    setting = "a token" + ("" if depth is None else f", {depth} recurrences")
-    report.add(("autoregressive", name, setting), token, figure, share=share, bytes=moved)
-
-
-PARTS: dict[str, Callable[[Report, Clock], None]] = {
-    part.__name__: part for part in (device, calls, autoregressive)
-}
+PARTS: dict[str, Callable[[Report, Clock], None]] = {"device": device, "calls": calls}
 
 
 def measure(out: Path, minutes: float = 8.0, parts: Sequence[str] = tuple(PARTS)) -> Report:
-    """Measures the parts in their order; each gets its share of the minutes, and leaves the rest to
-    the next ones.
-    """
-    whole = Clock(60 * minutes)
+    """Measures the parts in their order, each in what is left of the minutes."""
+    clock = Clock(60 * minutes)
     report = Report(out, {"minutes": minutes, "parts": list(parts), "seed": SEED})
-    chosen = [name for name in PARTS if name in parts]
-    for i, name in enumerate(chosen):
-        share = SHARES[name] / sum(SHARES[other] for other in chosen[i:])
+    for name in [name for name in PARTS if name in parts]:
         begun = len(report.rows)
         try:
-            PARTS[name](report, Clock(share * whole.left()))
+            PARTS[name](report, clock)
         except (RuntimeError, MemoryError) as error:  # a device that refuses
             report.leave(name, "the rest of the part", " ".join(str(error).split())[:200])
         report.write()

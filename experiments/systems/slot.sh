@@ -1,58 +1,73 @@
 #!/bin/sh
-# What an accelerator does with this library, in at most 8 minutes: a law of each family, the report, decoders; and in
-# 40 seconds each what variants of calls cost.
+# What an accelerator does with this library, in at most 10 minutes of it.
 #
-#   PYTHON=python3 OUT=slot MINUTES=4 REAL=SmolLM2-135M.gguf sh experiments/systems/slot.sh
-#   VARIANTS="plain graphs" MINUTES=1 sh experiments/systems/slot.sh
-#   TOY=1 sh experiments/systems/slot.sh          # a dry run of toy size
+#   PYTHON=python3 OUT=slot sh experiments/systems/slot.sh
+#   PARTS="b c" REAL=SmolLM2-135M.gguf WHEELS=wheels sh experiments/systems/slot.sh
+#   TOY=1 OUT=/tmp/slot RUNS=/tmp/runs sh experiments/systems/slot.sh     # a dry run of toy size
 #
-# PYTHON   interpreter that has jax and the packages of this library (python3)
-# OUT      folder of the results, to be committed (experiments/systems/slot)
-# MINUTES  time of the report (4); laws and decoders take at most 3 together
-# VARIANTS of the report's calls, none by default: `plain` products and attention in place of kernels, `graphs` of whole
-#          loops, `loops` unrolled in them, `none` (no command buffers)
-# REAL     GGUF file of SmolLM2-135M; weights are random without it
+# PARTS    laws  a law of each family
+#          a     calls under several flags, in turns, then `paradec demo` under the quickest flags
+#          b     a model made fast: trained, then masks beside it and a distilled one, on its own answers
+#          c     tokens a call and a second, right answers and likelihood of these, against one by one
+# PYTHON   interpreter that has jax (python3)
+# OUT      folder of the results, to be committed (experiments/systems/slot); OUT.tgz has it as one file
+# RUNS     folder of the trainings (runs/slot)
+# REAL     checkpoint, such as a GGUF file of SmolLM2-135M, in the place of the model that b trains
+# WHEELS   folder of wheels of packages that PYTHON lacks: pip download --no-deps -d WHEELS grain tyro gguf ...
 #
-# Where one part fails the next ones run all the same, and the exit status is 1.
+# Each part has its time. One that was stopped goes on when the same command is given again, and one that has its .log in
+# OUT is done. Where one fails the next ones run all the same, and the exit status is 1.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-: "${PYTHON:=python3}" "${OUT:=experiments/systems/slot}" "${MINUTES:=4}" "${REAL:=}" "${TOY:=}" "${VARIANTS:=}"
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.cache/jax}"
-failed=0
+: "${PYTHON:=python3}" "${OUT:=experiments/systems/slot}" "${RUNS:=runs/slot}" "${PARTS:=laws a b c}"
+: "${REAL:=}" "${WHEELS:=}" "${TOY:=}"
+export PYTHONPATH="$PWD:$RUNS/site${PYTHONPATH:+:$PYTHONPATH}"
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.cache/jax}" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export XLA_PYTHON_CLIENT_PREALLOCATE=false # several processes share the memory
+mkdir -p "$OUT" "$RUNS"
+failed=0 factor=${TOY:+8} # a processor is slower
+[ -z "$TOY" ] || export XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" # and compiles sooner so
 
-part() { # NAME SECONDS ARGUMENTS...: a module within so many seconds, what it prints kept beside the results
-  name=$1 seconds=$2
-  shift 2
-  echo "== $name"
-  timeout "$seconds" "$PYTHON" -m "$@" > "$OUT/$name.log" 2>&1 || { failed=1; echo "$name failed"; }
-  tail -n 30 "$OUT/$name.log"
+part() { # NAME SECONDS: a part of slot.py, ended where it takes 15 seconds more
+  [ ! -e "$OUT/$1.log" ] || return
+  echo "== $1"
+  seconds=$(($2 * ${factor:-1}))
+  timeout --foreground $((seconds + 15)) "$PYTHON" -m experiments.systems.slot "$1" --out "$OUT" --runs "$RUNS" --seconds $seconds \
+    ${REAL:+--real "$REAL"} ${TOY:+--toy} > "$OUT/$1.txt" 2>&1 && mv "$OUT/$1.txt" "$OUT/$1.log" || failed=1
+  tail -n 40 "$OUT/$1".[tl]*
+  tar -czf "$OUT.tgz" -C "$OUT" .
 }
 
-# Flags of XLA, or of this library, for the variant NAME.
-flags() {
-  graphs="--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"
-  case $1 in
-    plain) echo "PARADEC_ATTENTION=plain" ;;
-    graphs) echo "XLA_FLAGS=$graphs" ;;
-    loops) echo "XLA_FLAGS=$graphs --xla_gpu_command_buffer_unroll_loops=true" ;;
-    none) echo "XLA_FLAGS=--xla_gpu_enable_command_buffer=" ;;
-    *) echo "VARIANTS must be of plain, graphs, loops and none, not $1" >&2; exit 1 ;;
+write() { # NAME MODULE ARGUMENTS...: NAME in RUNS, once, by a module of experiments.tasks that writes NAME.part
+  [ -e "$RUNS/$1" ] || (
+    name=$RUNS/$1 module=experiments.$2
+    shift 2
+    JAX_PLATFORMS=cpu "$PYTHON" -m "$module" "$@" && mv "$name.part" "$name"
+  )
+}
+
+begin() { # what b begins with: problems, a model of random weights, and rows of its training, as text and as tokens
+  updates=2000 count=4096 shape="--width 512 --layers 10 --heads 8 --feed-forward 1408"
+  [ -z "$TOY" ] || updates=4 count=64 shape="--width 32 --layers 1 --heads 2 --feed-forward 48"
+  write problems.jsonl tasks words "$RUNS/problems.jsonl.part" --count $count --split train
+  [ -z "$REAL" ] || return
+  write start tasks.start tiny-causal "$RUNS/start.part" $shape
+  write rows.jsonl tasks.curriculum words "$RUNS/rows.jsonl.part" --updates 0 $updates
+  JAX_PLATFORMS=cpu "$PYTHON" -c 'import sys
+from paradec_jax import load
+from paradec_jax.data.jsonl import read_examples
+folder = sys.argv[1]
+read_examples(f"{folder}/rows.jsonl", load(f"{folder}/start"), folder=f"{folder}/words/data", length=512)' "$RUNS"
+}
+
+case $PARTS in *b*) begin > "$RUNS/begin.txt" 2>&1 & ;; esac # beside the laws, which are not timed
+for which in $PARTS; do
+  case $which in
+  laws) part laws 50 ;;
+  a) wait && part variants 120 && part demo 45 ;;
+  b) wait && part fast 265 ;;
+  c) part gain 105 ;;
+  *) echo "PARTS must be of laws, a, b and c, not $which" >&2 && exit 1 ;;
   esac
-}
-
-for name in $VARIANTS; do flags "$name" > /dev/null || exit 1; done
-mkdir -p "$OUT"
-if [ -n "$TOY" ]; then LAWS=8 SHORT="--minutes 0.1 --parts device"; set -- --minutes 0.2 --parts device
-else LAWS=1 SHORT="--minutes 0.6 --parts device calls"; set -- --minutes "$MINUTES"; fi
-part laws $((60 * LAWS + 10)) experiments.systems.slot laws --out "$OUT" --minutes $LAWS
-part report 290 experiments.systems.report --out "$OUT/report" "$@"
-for name in $VARIANTS; do
-  (
-    export "$(flags "$name")"
-    part "calls-$name" 60 experiments.systems.report --out "$OUT/$name" $SHORT
-    exit $failed
-  ) || failed=1
 done
-part decoders 130 experiments.systems.slot decoders --out "$OUT" --minutes 1.75 ${REAL:+--real "$REAL"} ${TOY:+--toy}
 exit $failed
