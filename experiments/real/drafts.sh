@@ -47,7 +47,7 @@ distilled)
   paradec train jacobi --model $base --data $here/asked.jsonl $fast --problems 128 --block 4 --new-tokens 128 --rehearse 0 \
     --ar-weight 5 --layers 0.5 --updates 100 --learning-rate 1e-4 --cooldown 0.6 "$@" ;;
 compared)
-  paradec compare $base $here/distilled/model --data $here/test.jsonl --problems 48 --judge $base --new-tokens 128 --timed 0 \
+  paradec compare $base $here/distilled/model --data $here/test.jsonl --problems 48 --judge $base --new-tokens 128 --timed 1 \
     --decoder "jacobi --block 8 --no-running --candidates 1" --decoder "jacobi --block 8 --running --candidates 1" \
     --json $here/compared.json "$@" ;;
 *)
