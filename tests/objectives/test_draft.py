@@ -8,6 +8,7 @@ import pytest
 from commands import ran, words
 
 import paradec_jax as pd
+from experiments.real import drafts
 from paradec_jax.cli import main
 from paradec_jax.convert import peft
 from paradec_jax.disk.folders import StoreError
@@ -37,6 +38,18 @@ def test_the_model_is_not_written_and_its_texts_are_its_own(source, run, capsys)
     capsys.readouterr()
     assert main([*command, "--adapter", str(folder / "adapter")]) == 0
     assert without.text[0] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_calls_that_are_counted_are_those_of_the_decoder(source, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places, path = (str(source / "llama"), run[0] / "adapter"), tmp_path / "drafts.json"
+    few = {"prompts": 5, "new_tokens": 12, "rows": 4, "check": 5, "out": path}
+    drafts.main(drafts.Options(*places, source / "prompts.jsonl", **few))
+    record = json.loads(path.read_text())
+    comb, line = record["decoded"].values()
+    assert comb["other"] == line["other"] == []
+    assert comb["tokens a call"] == record["rows"]["comb of 2"]["tokens a call"]
 
 
 def test_peft_has_the_adapters_matrices(source, run):
