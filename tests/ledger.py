@@ -178,7 +178,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
         if now != was:
             print(f"stubs: {name}: {was} {'is missing' if now is None else f'became {now}'}")
             wrong += now is not None
-    for name, was in old["models"].items():
+    for name, was in old.get("models", {}).items():
         now = new["models"].get(name)
         if now is None or now["tokens"] != was["tokens"] or now["calls"] != was["calls"]:
             gap = None if now is None else min(was["gap"], now["gap"])
