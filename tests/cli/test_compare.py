@@ -227,7 +227,8 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
     place = str(saved(tmp_path / "tiny", config, spec, head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
     assert cli.main([*compared(place, data=tmp_path), "--problems", "1", "--json"]) == 0
-    rows, settings = strict(capsys.readouterr().out), TABLES[family]
+    rows = strict(capsys.readouterr().out)
+    settings = [one for one in TABLES[family] if one.name != "drafted"]  # without an adapter
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS.split()) <= row.keys() and row["family"] == family for row in rows)
     for row, setting in zip(rows, settings, strict=True):
@@ -256,7 +257,7 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
     assert told == [("block", None), ("residual", "zero")]
-    assert "has no residual head: decoders that ask one are left out" in said.err
+    assert "has no head: decoders that ask one are left out" in said.err
 
 
 @pytest.mark.slow

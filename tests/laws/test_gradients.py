@@ -199,7 +199,8 @@ def test_a_state_that_stands_still_has_a_gradient():
 
 LIVELY = {"exit_threshold": 0.7, "momentum": 0.2, "noise": 0.1}
 TRACED = 14
-WHOLE = (("buckets", ()),)  # the soft wavefront computes every slot of the window, in use or not
+# The soft wavefront computes every slot of the window, in use or not.
+WHOLE = (("buckets", (WAVE["window"],)),)
 
 
 def whole(state, info):
