@@ -176,7 +176,7 @@ def measured(options: Options, wanted: Mapping[str, Any], places: Mapping[str, s
     """A row a setting, with its method; none where it asks a part that the model lacks.
 
     Args:
-      options: of the command.
+      options: problems, their number, and folders of models and rows.
       wanted: model and settings of each method.
       places: where each model lies.
     """

@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3 OUT=slot sh experiments/systems/slot.sh
 #   PARTS="b c" REAL=SmolLM2-135M.gguf WHEELS=wheels sh experiments/systems/slot.sh
-#   TOY=1 OUT=/tmp/slot RUNS=/tmp/runs sh experiments/systems/slot.sh     # a dry run of toy size
+#   TOY=1 OUT=runs/dry/out RUNS=runs/dry sh experiments/systems/slot.sh     # a dry run of toy size
 #
 # PARTS    laws  a law of each family
 #          a     calls under several flags, in turns, then `paradec demo` under the quickest flags

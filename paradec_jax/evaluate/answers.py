@@ -27,7 +27,8 @@ class Answers:
       ids: new tokens of each prompt.
       counts: what each prompt cost, by name, [N] each.
       seconds: of each batch.
-      reading: those of `counts` that the prompt's call had, where the network has recurrences.
+      reading: what the call that read the prompt cost alone, as `counts`; empty for a network
+        without recurrences.
       judged: what a judge makes of them (`judge_answers`), None without a judge.
     """
 

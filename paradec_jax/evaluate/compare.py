@@ -102,7 +102,8 @@ def compare(
     base = baselines.index(True)
     model = sources[base].model
     prompts = prompts_of(model, problems, seed, budget)
-    for other in {id(source.model): source for source in sources}.values():
+    others = {id(of.model): of for of in sources if of.model is not model}
+    for other in others.values():
         tokens, _ = encode_prompts(
             tokenizer_of(other.model), problems, spec=other.model.token_spec, bucket=BUCKET
         )
