@@ -62,7 +62,7 @@ def run_calls(network: Any, params: Any, cache: Any, tokens: Array, at: Array, s
         cache, tokens = carry
         prefix = None if cache is None else Prefix(cache, at)
         out = network.forward(params, tokens, positions, prefix)
-        new = jnp.argmax(network.logits(params, out.hidden), axis=-1).astype(jnp.int32)
+        new = network.most_probable(params, out.hidden)
         if cache is not None:
             cache = network.write(cache, out.kv, write_after_read(at, new))
         return cache, new

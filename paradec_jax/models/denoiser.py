@@ -25,6 +25,7 @@ from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.network import Inputs, ModelNetwork
 from paradec_jax.nn.blocks import layer_norm, ones, parameter, uniform, zeros
+from paradec_jax.nn.ends import most_probable
 from paradec_jax.nn.modulated import ModulatedBlock, modulation
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
@@ -136,6 +137,10 @@ class Denoiser(nn.Module):
         """Scores of all V columns, the mask's among them, in at least float32."""
         scores = dense(hidden, self.head, wide=True)
         return scores + self.head_bias.astype(scores.dtype)
+
+    def most_probable(self, hidden: Float[Array, "*shape D"]) -> Int[Array, "*shape"]:
+        """The column of the largest of `logits`."""
+        return most_probable(self.config, hidden, self.head, self.head_bias)
 
 
 @dataclasses.dataclass(frozen=True)

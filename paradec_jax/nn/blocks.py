@@ -195,20 +195,27 @@ def are_few(c: Any, x: Stream, *weights: Array) -> bool:
 
 
 def few_products(
-    x: Stream, weights: Any, gain: Any = None, add: Any = None, eps: float = 0.0
+    x: Stream,
+    weights: Any,
+    gain: Any = None,
+    add: Any = None,
+    bias: Any = None,
+    eps: float = 0.0,
 ) -> list[Array]:
-    """`norm(x) W` of each matrix, or `silu(norm(x) W_1) * (norm(x) W_2)` of two; one kernel on
-    CUDA (`row_kernel.products`, which says what is given).
+    """`norm(x) W` of each matrix, `silu(norm(x) W_1) * (norm(x) W_2)` of two, or `gelu(x W + b)`;
+    one kernel on CUDA (`row_kernel.products`, which says what is given).
     """
     from paradec_jax.nn.row_kernel import products  # late, as above
 
-    def plain(x: Array, weights: Any, gain: Any, add: Any) -> list[Array]:
+    def plain(x: Array, weights: Any, gain: Any, add: Any, bias: Any) -> list[Array]:
         normed = x if gain is None else rms_norm(x, gain, eps)
         made = [[dense(normed, weight) for weight in of] for of in weights]
         out = [jax.nn.silu(of[0]) * of[1] if of[1:] else of[0] for of in made]
+        if bias is not None:
+            out = [jax.nn.gelu(out[0] + bias.astype(x.dtype), approximate=True)]
         return out if add is None else [add + out[0]]
 
-    return on_cuda(functools.partial(products, eps=eps), plain, x, weights, gain, add)
+    return on_cuda(functools.partial(products, eps=eps), plain, x, weights, gain, add, bias)
 
 
 class GatedMLP(nn.Module):

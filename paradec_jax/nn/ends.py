@@ -1,12 +1,38 @@
 """What begins and ends the networks that write text: embedding, final norm and output matrix."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
 
+from paradec_jax.nn.backend import kernels, on_cuda
 from paradec_jax.nn.blocks import ones, parameter, rms_norm, truncated_normal
 from paradec_jax.nn.products import dense
+
+
+def most_probable(
+    c: Any, hidden: Float[Array, "*shape D"], weight: Array, bias: Any = None, tied: bool = False
+) -> Int[Array, "*shape"]:
+    """The token of the largest logit, the first of equal ones; of few rows one kernel on CUDA
+    (`head_kernel.most_probable`, which says what is given).
+    """
+
+    def plain(hidden: Array, weight: Array, bias: Any) -> Array:
+        logits = dense(hidden, weight.T if tied else weight, wide=True)
+        logits = logits if bias is None else logits + bias.astype(logits.dtype)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    hidden = lax.stop_gradient(hidden)
+    rows, width = hidden.size // hidden.shape[-1], hidden.shape[-1]
+    if width % 64 or not kernels(c.attention, rows, hidden, weight):
+        return plain(hidden, weight, bias)
+    from paradec_jax.nn import head_kernel  # late: importing Pallas takes a second
+
+    kernel = functools.partial(head_kernel.most_probable, tied=tied)
+    return on_cuda(kernel, plain, hidden, weight, bias)
 
 
 class Ends(nn.Module):
@@ -37,3 +63,8 @@ class Ends(nn.Module):
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, factors in the model's dtype, sums and scores in at least float32."""
         return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
+
+    def most_probable(self, hidden: Float[Array, "*shape D"]) -> Int[Array, "*shape"]:
+        """The token of the largest of `logits`."""
+        weight = self.head if self.has_head else self.embedding
+        return most_probable(self.config, hidden, weight, tied=not self.has_head)

@@ -69,13 +69,12 @@ class PlainMLP(nn.Module):
 
     def __call__(self, x: Stream) -> Stream:
         """The branch's output, without the residual sum."""
-        few = are_few(self.config, x, self.up, self.down)
-
-        def product(x: Stream, weight: Array) -> Array:
-            return few_products(x, [[weight]])[0] if few else dense(x, weight)
-
-        inner = product(x, self.up) + self.up_bias.astype(x.dtype)
-        out = product(jax.nn.gelu(inner, approximate=True), self.down)
+        if are_few(self.config, x, self.up, self.down):
+            (inner,) = few_products(x, [[self.up]], bias=self.up_bias)
+            (out,) = few_products(inner, [[self.down]])
+        else:
+            inner = dense(x, self.up) + self.up_bias.astype(x.dtype)
+            out = dense(jax.nn.gelu(inner, approximate=True), self.down)
         return out + self.down_bias.astype(x.dtype)
 
 

@@ -5,6 +5,7 @@ and after them.
 
     y_i = norm(x) W_i              matrices of one input, such as queries, keys and values
     y   = silu(x W_1) * (x W_2)    gated
+    y   = gelu(x W + b)            by the approximation with tanh
     y   = x W + add                a branch's end and its residual sum
 
 Few rows wait for the matrix: each program of the grid reads some columns of it, from first to last
@@ -36,6 +37,7 @@ def products(
     weights: Any,
     gain: Any = None,
     add: Any = None,
+    bias: Any = None,
     *,
     eps: float = 0.0,
 ) -> list[Array]:
@@ -48,6 +50,7 @@ def products(
       weights: of each product its matrix, or its gate and what that gates, in the dtype of x.
       gain: gain [D] of the norm that x passes first, or None.
       add: what is added to the only product [..., F], or None.
+      bias: bias [F] of the only product, which then passes GELU, or None.
       eps: what that norm adds under its root.
     """
     (*leading, width), count = x.shape, x.size // x.shape[-1]
@@ -72,6 +75,8 @@ def products(
         given["gain"], specs["gain"] = gain, pl.BlockSpec((width,), lambda j: (0,))
     if add is not None:
         given["add"], specs["add"] = add.reshape(count, -1), part(rows, 0)
+    if bias is not None:
+        given["bias"], specs["bias"] = bias, pl.BlockSpec((columns,), lambda j: (j,))
     outs = pl.pallas_call(
         functools.partial(_products, starts=starts, count=count, inputs=inputs, eps=eps),
         grid=(starts[-1],),
@@ -108,6 +113,8 @@ def _products(of: Any, *outs: Any, starts: Any, count: int, inputs: int, eps: fl
         y, *gated = sums
         if gated:
             y = jax.nn.silu(y) * gated[0]
+        if "bias" in of:
+            y = jax.nn.gelu(y + at_least_float32(of["bias"][:]), approximate=True)
         if "add" in of:
             y += load(of["add"].at[:, :])
         triton.store(out.at[:, :], y.astype(dtype), mask=real)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from marks import over
 
 from paradec_jax.config.presets import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.nn import backend, blocks
+from paradec_jax.nn import backend, blocks, ends
 from paradec_jax.nn.modulated import PlainMLP
 
 WIDTH = 5  # of a window: no power of two
@@ -30,8 +31,9 @@ def kernels(monkeypatch):
     monkeypatch.setattr(pl, "pallas_call", interpreted)
 
     def use():
-        monkeypatch.setattr(blocks, "kernels", lambda attention, rows, *arrays: True)
-        monkeypatch.setattr(blocks, "on_cuda", lambda kernel, plain, *arrays: kernel(*arrays))
+        for module in (blocks, ends):
+            monkeypatch.setattr(module, "kernels", lambda attention, rows, *arrays: True)
+            monkeypatch.setattr(module, "on_cuda", lambda kernel, plain, *arrays: kernel(*arrays))
 
     return use
 
@@ -86,6 +88,23 @@ def test_a_plain_mlp_of_kernels(kernels):
     want = mlp.apply(params, x)
     kernels()
     np.testing.assert_allclose(mlp.apply(params, x), want, atol=2e-5)
+
+
+@over(["tied", "head", "denoiser"], argument="output")
+def test_the_most_probable_token(output, kernels):
+    """The first of the largest logits, of a vocabulary that no tile divides."""
+    network: Any = stubs.tiny_denoiser(width=64, vocab_size=201)
+    if output != "denoiser":
+        network = stubs.tiny_causal(**SHAPE, vocab_size=201, tie_embeddings=output == "tied")
+    params = network.init_params(network.config, jax.random.key(0))
+    tokens, rows = (jax.random.normal(jax.random.key(i), (n, 64)) for i, n in ((1, 201), (2, 9)))
+    tokens = tokens.at[150].set(tokens[70])  # in another tile
+    rows = jnp.concatenate([tokens[70][None], rows])[None]
+    params |= {"embedding": tokens} if output == "tied" else {"head": tokens.T}
+    want = jnp.argmax(network.logits(params, rows), axis=-1)
+    assert want[0, 0] == 70
+    kernels()
+    assert np.array_equal(network.most_probable(params, rows), want)
 
 
 def test_who_is_served(monkeypatch):

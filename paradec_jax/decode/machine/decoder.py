@@ -366,6 +366,27 @@ class DecoderBase(abc.ABC):
             logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
         )
 
+    def choose(
+        self,
+        params: Any,
+        hidden: Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        rows: Rows,
+        knobs: Any,
+        before: Int[Array, "B W K"] | None = None,
+    ) -> tuple[Int[Array, "B W"], Float[Array, "B W V"]]:
+        """The token at each of `positions`, as of `sample`, and the logits that say so.
+
+        Greedy tokens do not need logits: a network with a method `most_probable` tells them without,
+        and logits that nobody reads are in no program.
+        """
+        logits = self.network.logits(params, hidden)
+        best = getattr(self.network, "most_probable", None)
+        penalised = getattr(knobs, "repetition_penalty", None) is not None
+        if best and self.greedy and not (penalised or self.log_probs):
+            return best(params, hidden), logits
+        return self.sample(logits, positions, rows, knobs, before=before), logits
+
     def predict(
         self,
         params: Any,
@@ -380,12 +401,17 @@ class DecoderBase(abc.ABC):
         Candidates draw with the same noise, which belongs to positions. `guesses` begin with those
         that are judged.
         """
-        logits, (count, width) = self.network.logits(params, hidden), hidden.shape[1:3]
+        count, width = hidden.shape[1:3]
         positions = rows.length[:, None] + jnp.arange(width)
-        choose = jax.vmap(
+        before = earlier(guesses[:, :count, : width - 1])
+        if count == 1:  # of several, logits are read after the winner's last token
+            chosen = self.choose(params, hidden[:, 0], positions, rows, knobs, before[:, 0])
+            return jax.tree.map(lambda x: x[:, None], chosen)
+        logits = self.network.logits(params, hidden)
+        sample = jax.vmap(
             lambda x, before: self.sample(x, positions, rows, knobs, before=before), 1, 1
         )
-        return choose(logits, earlier(guesses[:, :count, : width - 1])), logits
+        return sample(logits, before), logits
 
     def scores(
         self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]
@@ -397,8 +423,7 @@ class DecoderBase(abc.ABC):
         self, params: Any, rows: Rows, hidden: Float[Array, "B 1 D"], knobs: Any
     ) -> tuple[Rows, Int[Array, "B 1"]]:
         """Samples the token after each row's last one and commits it; returns the token as well."""
-        logits = self.network.logits(params, hidden)
-        token = self.sample(logits, rows.length[:, None], rows, knobs)
+        token, logits = self.choose(params, hidden, rows.length[:, None], rows, knobs)
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
 
 

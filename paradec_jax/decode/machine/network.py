@@ -70,6 +70,9 @@ class Network(Protocol):
     `forward` reads parameters that are raw or prepared, a window's tokens or a vector in the place
     of each, and their absolute positions. The window sees of the cache what the prefix says, and of
     itself what the mask says, or else the network's visibility.
+
+    A network may have a method `most_probable`, of the arguments of `logits`: the first token of
+    the largest logit.
     """
 
     vocab_size: int
