@@ -132,9 +132,7 @@ class ModelNetwork:
         """Scores of all V columns in at least float32, a mask's among them."""
         return self.apply(params, self.linen.logits, hidden)
 
-    def most_probable(
-        self, params: Any, hidden: Float[Array, "*shape D"]
-    ) -> Int[Array, "*shape"]:
+    def most_probable(self, params: Any, hidden: Float[Array, "*shape D"]) -> Int[Array, "*shape"]:
         """The token of the largest of `logits`, which need not exist for that."""
         if type(self).logits is not ModelNetwork.logits:  # a subclass whose scores are its own
             return jnp.argmax(self.logits(params, hidden), axis=-1).astype(jnp.int32)
