@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import numpy as np
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -165,6 +166,9 @@ def answers(
                     print(LINE.format(**rows[key]), file=sys.stderr)
             if options.file:
                 write_json(list(rows.values()), options.file)
+                # A process may map 65,530 regions on Linux, and XLA's CPU backend maps some hundreds a
+                # program: a long table would end in a segmentation fault.
+                jax.clear_caches()
         if shared_base and not first:
             first = [Source(name, model, next(of for of in suited.values() if of.baseline))]
         found.append([rows[key] for key in suited])
