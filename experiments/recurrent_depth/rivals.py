@@ -1,14 +1,14 @@
-"""Baselines tuned on some problems, then compared on unseen ones, all timed in turns.
+"""Baselines tuned on some chains of pointers, then compared on unseen ones, all timed in turns.
 
-    python -m experiments.recurrent_depth.rivals words --tune --problems 100 --seed 0 --timed 3
-    --passes 3
-    python -m experiments.recurrent_depth.rivals words       # pointers alike
+    python -m experiments.recurrent_depth.rivals --tune --problems 100 --seed 0 --timed 3 --passes 3
+    python -m experiments.recurrent_depth.rivals
 
-With `--tune` equally many settings of each rival (`rival_settings`) are tried on problems of the
-tuning split. All answers come first; what keeps them is timed; the fastest of each rival is chosen.
+(On word problems `experiments.families.table` compares them with all families.) With `--tune`
+equally many settings of each rival (`rival_settings`) are tried on problems of the tuning split.
+All answers come first; what keeps them is timed; the fastest of each rival is chosen.
 
 Without it what was chosen is compared on problems of the test split, beside sequential decoding at
-further depths and, on word problems, the causal models. It says how much a wavefront adds over
+further depths. It says how much a wavefront adds over
 token parallelism, in four numbers: autoregressive decoding at the depth that answers need, Jacobi
 decoding at that depth (one block or a running window), a wave that opens one position a step, and a
 wave with headway. And it names the fastest way of all to answers that are not fewer than the
@@ -21,22 +21,22 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tyro
 
 from experiments.common.command import run
-from experiments.common.problems import Problems
+from experiments.common.problems import Problems, of_pointers
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import (
-    CAUSAL,
+    BESIDE,
     ONE,
     PARALLEL,
     SEQUENTIAL,
     SEVERAL,
-    TASKS,
     Grid,
+    grid,
     static,
 )
 from paradec_jax import facts, load
@@ -52,6 +52,7 @@ RULE = (
     "Of the settings of a rival the one with the most tokens a second, among those whose share of exact answers does "
     "not lie below the baseline's by more than chance: the 95% interval of the paired difference reaches 0."
 )
+NEAREST = 8  # look-ups of pointers
 Row = dict[str, Any]
 Pairs = Sequence[tuple[str, Setting]]  # rivals and their settings
 
@@ -61,25 +62,20 @@ class Options:
     """What to compare.
 
     Attributes:
-      task: "words" or "pointers".
       tune: whether settings are chosen; else those that were chosen are compared.
-      model: a model folder or the name of a bundled one; the task's when None.
-      others: models of the causal family that answer the same problems; the task's when None, and
-        none where settings are chosen.
+      model: folder of a model that `pointers.py` trained.
       tuning: the table that `--tune` wrote; by default where it writes it.
       problems: for answers.
       seed: of problems and initial states.
-      queries: names that a problem of pointers asks about, from 8 on.
+      queries: names that a problem asks about, from 8 on.
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
       rows: problems decoded together when only answers count.
-      out: where the JSON goes; named after task and model when None.
+      out: where the JSON goes; named after the model when None.
     """
 
-    task: tyro.conf.Positional[Literal["words", "pointers"]]
     tune: bool = False
-    model: str | None = None
-    others: tuple[str, ...] | None = None
+    model: str = "runs/wide-pointers/model"
     tuning: Path | None = None
     problems: int = 1000
     seed: int = 1
@@ -89,29 +85,21 @@ class Options:
     rows: int = 50
     out: Path | None = None
 
-    @property
-    def models(self) -> list[str]:
-        """The recurrent model, then the others."""
-        task = TASKS[self.task]
-        others = task.others if self.others is None else self.others
-        return [self.model or task.model, *(() if self.tune else others)]
-
     def place(self, kind: str) -> Path:
         """Where a table of "tuning" or of "rivals" goes."""
-        name = f"{kind}-{self.task}-{names_of(self.models)[0]}.json"
+        name = f"{kind}-pointers-{names_of([self.model])[0]}.json"
         return Path("experiments/recurrent_depth/results") / name
 
     def facts(self) -> Row:
         """As JSON values, defaults put in."""
-        model, *others = names_of(self.models)
         places = {
             "tuning": self.tuning or self.place("tuning"),
             "out": self.out or self.place("tuning" if self.tune else "rivals"),
         }
-        return dataclasses.asdict(self) | {"model": model, "others": others} | places
+        return dataclasses.asdict(self) | {"model": names_of([self.model])[0]} | places
 
 
-def tuned(grid: Grid, options: Options) -> dict[str, Setting]:
+def tuned(tried: Grid, options: Options) -> dict[str, Setting]:
     """The setting that was chosen of each rival; those of which none keeps the answers are missing.
 
     Raises:
@@ -121,12 +109,12 @@ def tuned(grid: Grid, options: Options) -> dict[str, Setting]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: choose settings with --tune first")
     table = json.loads(path.read_text())
-    names = ("task", "model", "queries")
+    names = ("model", "queries")
     if other := [name for name in names if table["options"][name] != asked[name]]:
         raise ValueError(f"{path} was tuned with another {', '.join(other)}: tune again")
     chosen = {}
     for rival, label in table["chosen"].items():
-        settings = [setting for setting in grid.get(rival, []) if setting.label() == label]
+        settings = [setting for setting in tried.get(rival, []) if setting.label() == label]
         if label is not None and not settings:
             raise ValueError(f"{path} chose {rival}, {label}, which is no longer tried: tune again")
         if settings:
@@ -138,88 +126,57 @@ def contestants(options: Options) -> Pairs:
     """All settings that are tried; or the baseline, sequential decoding at further depths, and what
     was chosen of each rival.
     """
-    task = TASKS[options.task]
-    grid = task.grid(options.queries)
+    tried = grid(options.queries)
     if options.tune:
-        return [(rival, setting) for rival, settings in grid.items() for setting in settings]
+        return [(rival, setting) for rival, settings in tried.items() for setting in settings]
     sequential = SEQUENTIAL[0]
-    (baseline,) = (setting for setting in grid[sequential] if setting.baseline)
-    prefill = baseline.decoder.prefill_recurrence
-    rows = [baseline, *(static(depth, prefill) for depth in task.beside)]
+    (baseline,) = (setting for setting in tried[sequential] if setting.baseline)
+    rows = [baseline, *(static(depth) for depth in BESIDE)]
     labels = {setting.label() for setting in rows}
     return [
         *((sequential, setting) for setting in rows),
         *(
             (rival, setting)
-            for rival, setting in tuned(grid, options).items()
+            for rival, setting in tuned(tried, options).items()
             if rival != sequential or setting.label() not in labels
         ),
     ]
 
 
-def answers(
-    models: Sequence[Model], pairs: Sequence[Pairs], drawn: Problems, options: Options
-) -> list[Row]:
-    """A row a model and setting, compared with the baseline of the first model."""
-    names = names_of(options.models)
-    rows: list[Row] = []
-    exact: list[Any] = []
-    for model, name, some in zip(models, names, pairs, strict=True):
-        with progress() as report:
-            compared = compare(
-                [Source(name, model, setting) for _, setting in some],
-                drawn.prompts,
-                seed=options.seed,
-                budget=drawn.budget,
-                score=drawn.score,
-                timed=0,
-                rows=options.rows,
-                report=report,
-            )
-        rows += [
-            {"rival": rival} | row for (rival, _), row in zip(some, compared.rows, strict=True)
-        ]
-        exact += list(compared.exact)
+def answers(model: Model, pairs: Pairs, drawn: Problems, options: Options) -> list[Row]:
+    """A row a setting, compared with the baseline."""
+    with progress() as report:
+        compared = compare(
+            [Source(names_of([options.model])[0], model, setting) for _, setting in pairs],
+            drawn.prompts,
+            seed=options.seed,
+            budget=drawn.budget,
+            score=drawn.score,
+            timed=0,
+            rows=options.rows,
+            report=report,
+        )
+    rows = [{"rival": rival} | row for (rival, _), row in zip(pairs, compared.rows, strict=True)]
     base = next(i for i, row in enumerate(rows) if row["baseline"])
     for i, row in enumerate(rows):
-        pair = paired(exact[i], exact[base])
+        pair = paired(compared.exact[i], compared.exact[base])
         row |= {"difference": pair.difference, "difference_interval": list(pair.interval)}
         row |= {"only_here_exact": pair.only_first, "only_baseline_exact": pair.only_second}
-        row |= {"baseline": i == base, "keeps_answers": pair.interval[1] >= 0}
-        if row["model"] != names[0]:
-            del row["equals_greedy"]  # that was greedy decoding of its own model
+        row["keeps_answers"] = pair.interval[1] >= 0
     return rows
 
 
 def timed(
-    models: Sequence[Model],
-    settings: Sequence[Sequence[Setting]],
-    drawn: Problems,
-    options: Options,
+    model: Model, settings: Sequence[Setting], drawn: Problems, options: Options
 ) -> list[Speed]:
-    """Times settings of several models, each once a pass, so that what else the machine does falls
-    on all alike.
-    """
-    groups, passes = [], options.passes
-    for model, some in zip(models, settings, strict=True):
-        prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
-        params = model.network.prepare(model.params)
-        cases = [case_of(setting, model, prompts.size, params) for setting in some]
-        count = min(options.timed, len(drawn.prompts))
-        groups.append((cases, [prompts.request([i]) for i in range(count)]))
+    """Times settings, each once a pass, so that what else the machine does falls on all alike."""
+    prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
+    params = model.network.prepare(model.params)
+    cases = [case_of(setting, model, prompts.size, params) for setting in settings]
+    requests = [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))]
     with progress() as report:
-        advance, every = report("timing in turns", passes), []
-        for _ in range(passes):
-            every.append([speed for group in groups for speed in measure(*group, passes=1)])
-            advance(1)
-    return [
-        dataclasses.replace(
-            of[-1],
-            each=tuple(speed.each[0] for speed in of),
-            each_reading=tuple(speed.each_reading[0] for speed in of),
-        )
-        for of in zip(*every, strict=True)
-    ]
+        advance = report("timing in turns", len(cases) * (options.passes + 1))
+        return measure(cases, requests, passes=options.passes, advance=advance)
 
 
 def speed_row(speed: Speed) -> Row:
@@ -260,7 +217,6 @@ def fastest(
         for i, row in enumerate(rows)
         if row["rival"] in rivals
         and row["keeps_answers"]
-        and row["model"] == rows[0]["model"]
         and all(row["settings"].get(name) == value for name, value in choices.items())
     ]
     return max(fitting, key=lambda i: speeds[i].tokens_per_second, default=None)
@@ -276,9 +232,7 @@ def four_numbers(rows: Sequence[Row], speeds: Sequence[Speed]) -> list[Row]:
     depth = min(  # the baseline keeps its answers
         row["settings"]["recurrence"]
         for row in rows
-        if row["rival"] == SEQUENTIAL[0]
-        and row["keeps_answers"]
-        and row["model"] == rows[0]["model"]
+        if row["rival"] == SEQUENTIAL[0] and row["keeps_answers"]
     )
     sequential = fastest(rows, speeds, SEQUENTIAL[:1], recurrence=depth)
     assert sequential is not None
@@ -315,9 +269,7 @@ def summary(rows: list[Row], speeds: Sequence[Speed]) -> Row:
         "best_sequential": rows[best],
         "best_way": max(right, key=lambda row: row["tokens_per_second"]),
     }
-    places = {
-        name: {key: row[key] for key in ("model", "rival", "label")} for name, row in ways.items()
-    }
+    places = {name: {key: row[key] for key in ("rival", "label")} for name, row in ways.items()}
     return {**places, "four_numbers": four_numbers(rows, speeds)}
 
 
@@ -343,7 +295,7 @@ def shown(row: Row) -> str:
             f"[{low:.2f}, {high:.2f}]"
         )
     return (
-        f"{row['model']}, {row['rival']}: {row['label']}: {row['exact']}/{row['problems']}, "
+        f"{row['rival']}: {row['label']}: {row['exact']}/{row['problems']}, "
         f"{row['network_calls_per_token']:.2f} calls and {row['recurrences_per_token']:.2f} "
         f"recurrences a token, {speed}"
     )
@@ -355,28 +307,25 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     Raises:
       ValueError: a model of another family.
     """
-    models, task = [load(name) for name in options.models], TASKS[options.task]
-    families = ["recurrent_depth", *["causal"] * (len(models) - 1)]
-    if [model.family for model in models] != families:
-        raise ValueError("the model must be of family recurrent_depth, the others of family causal")
+    model = load(options.model)
+    if model.family != "recurrent_depth":
+        raise ValueError("the model must be of family recurrent_depth")
     split = "tune" if options.tune else "test"
-    drawn = task.draw(options.problems, options.seed, split, options.queries)
-    pairs = [contestants(options), *[CAUSAL] * (len(models) - 1)]
-    rows = answers(models, pairs, drawn, options)
-    groups = [[setting for _, setting in some] for some in pairs]
+    drawn = of_pointers(options.problems, options.seed, split, NEAREST, options.queries)
+    pairs = contestants(options)
+    rows = answers(model, pairs, drawn, options)
     places = list(range(len(rows)))
     if options.tune:  # what loses answers is not timed, and the baseline comes first
         places = [i for i in places if rows[i]["keeps_answers"]]
         places.sort(key=lambda i: not rows[i]["baseline"])
-        groups = [[groups[0][i] for i in places]]
-    speeds = timed(models, groups, drawn, options)
+    speeds = timed(model, [pairs[i][1] for i in places], drawn, options)
     for i, speed in zip(places, speeds, strict=True):
         rows[i] |= speed_row(speed) | over(speed, speeds[0], "speedup")
     result = choice(rows) if options.tune else summary(rows, speeds)
     for line in (*map(shown, rows), *(f"{name}: {value}" for name, value in result.items())):
         print(line)
     record = options.facts()
-    dtypes = facts.dtypes(*(model.params for model in models))
+    dtypes = facts.dtypes(model.params)
     write_record(record["out"], record, {**result, "rows": rows}, dtypes=dtypes)
     print(f"written: {record['out']}")
 

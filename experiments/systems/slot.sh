@@ -6,7 +6,8 @@
 #   TOY=1 OUT=runs/dry/out RUNS=runs/dry sh experiments/systems/slot.sh     # a dry run of toy size
 #
 # PARTS    laws  a law of each family
-#          a     calls under several flags, in turns, then `paradec demo` under the quickest flags
+#          a     calls under several flags, in turns, then `paradec demo` under the quickest flags; what the one table of
+#                all families would write with these calls, a projection
 #          b     a model made fast: trained, then masks beside it and a distilled one, on its own answers
 #          c     tokens a call and a second, right answers and likelihood of these, against one by one
 # PYTHON   interpreter that has jax (python3)
@@ -64,7 +65,10 @@ case $PARTS in *b*) begin > "$RUNS/begin.txt" 2>&1 & ;; esac # beside the laws, 
 for which in $PARTS; do
   case $which in
   laws) part laws 50 ;;
-  a) wait && part variants 120 && part demo 45 ;;
+  a)
+    wait && part variants 120 && part demo 45
+    JAX_PLATFORMS=cpu "$PYTHON" -m experiments.families.projection "$OUT/variants.json" > "$OUT/projection.txt" 2>&1 || failed=1
+    ;;
   b) wait && part fast 265 ;;
   c) part gain 105 ;;
   *) echo "PARTS must be of laws, a, b and c, not $which" >&2 && exit 1 ;;

@@ -11,13 +11,13 @@ import pytest
 import tyro
 from toys import POINTERS
 
+from experiments.families import projection
 from experiments.masked_diffusion import markov_train
 from experiments.masked_diffusion.markov import Chain
 from experiments.recurrent_depth import pointers
 from experiments.recurrent_depth.rival_settings import (
     PARALLEL,
     SEVERAL,
-    TASKS,
     jacobi,
     static,
     wave,
@@ -40,7 +40,7 @@ LAWFUL = (
     "--folder TOYS/markov --figures OUT/figures --samples 12 --draws 2 --temperatures 0.5 "
     "--texts 3 --masks 2"
 )
-RIVALS = "words --model TOYS/recurrent --problems 2 --timed 1 --passes 1 --rows 2"
+RIVALS = "--model TOYS/pointers --problems 2 --timed 1 --passes 1 --rows 2 --queries 8"
 TABLE = "--problems 2 --models tiny-causal tiny-sdar --runs OUT/runs --folder OUT/results"
 # Of each study the number of its rows, what keys they or the record have, and its smallest command;
 # what is written before the last one is a command that comes first. TOYS is the folder of toy
@@ -100,10 +100,9 @@ STUDIES = {
         "--model TOYS/pointers --problems 3 --queries 8 --figure OUT/figures/rows.png",
     ),
     "recurrent_depth.rivals": (
-        8,
+        7,
         "rival keeps_answers speedup_range prompt_seconds best_way best_sequential four_numbers",
-        f"{RIVALS} --tune --out OUT/tuning.json ; "
-        f"{RIVALS} --others TOYS/causal --tuning OUT/tuning.json",
+        f"{RIVALS} --tune --out OUT/tuning.json ; {RIVALS} --tuning OUT/tuning.json",
     ),
     "recurrent_depth.serial_steps": (
         5,
@@ -123,9 +122,8 @@ AGAIN = {  # what a second call does not use
     "masked_diffusion.markov_study": "masked_diffusion.markov_study.sampled",
     "masked_diffusion.study": "masked_diffusion.texts.draw",
 }
-GRID = {"autoregressive": [static(2, 1), static(16, 1)]}
-GRID |= {PARALLEL[0]: [jacobi(4, 4, False, 1)], SEVERAL: [wave(4, 6, 6, 0.8)]}
-FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
+GRID = {"autoregressive": [static(2), static(16)]}
+GRID |= {PARALLEL[0]: [jacobi(4, 4, False)], SEVERAL: [wave(4, 6, 6, 0.8)]}
 METHODS = """
 tiny-causal | one by one | | autoregressive
 tiny-causal | Jacobi | one by one | jacobi --block {4,8,16}
@@ -136,11 +134,11 @@ PATCHES = {
     "families.table": ("METHODS", METHODS),
     "masked_diffusion.latency": ("rates", lambda dtype: Rates({"sum": 1e9}, 1e9, {})),
     "recurrent_depth.pointers_depth": ("RECURRENCES", (2, 3)),
-    "recurrent_depth.rivals": ("TASKS", FEW),
+    "recurrent_depth.rivals": ("grid", lambda queries: GRID),
 }
 ELSEWHERE = (  # tests of their own
     "jacobi.study recurrent_depth.study recurrent_depth.distill_waves recurrent_depth.pointers "
-    "masked_diffusion.markov_train launch.local lm_eval.execution lm_eval.run systems.checkouts "
+    "masked_diffusion.markov_train families.projection launch.local lm_eval.execution lm_eval.run systems.checkouts "
     "systems.few_rows systems.kernels systems.memory systems.plan systems.report systems.slot "
     "real.drafts real.measure real.peer masked_diffusion.compare_texts"
 )
@@ -159,6 +157,30 @@ def markov(toys):
     markov_train.main(LAW, folder)
     with pytest.raises(SystemExit, match="was begun with other width"):
         markov_train.main(dataclasses.replace(LAW, width=8), folder)
+
+
+def test_counts_are_projected():
+    """Positions between those that were timed and beyond, by the quickest flags; rows of other calls
+    are left out.
+    """
+    timed = [
+        {"shape": "s", "positions": n, "milliseconds": {"kernels": m, "plain": 2 * m}}
+        for n, m in ((8, 3.0), (1, 2.0))
+    ]
+    names = "family head_calls_per_token network_calls_per_token tokens_per_network_call positions_per_token"
+    table = [
+        dict(zip(names.split(), row, strict=True))
+        for row in (
+            ("causal", 0, 1.0, 1.0, 1.0),
+            ("recurrent_depth", 0, 1.0, 1.0, 1.0),
+            ("causal", 0, 0.25, 4.0, 1.125),  # 4.5 positions a call
+            ("block_diffusion", 1.0, 0.5, 2.0, 2.0),
+            ("block_diffusion", 0, 0.5, 2.0, 8.0),
+        )
+    ]
+    rows = projection.projected(table, timed)
+    assert [row["tokens_per_second"] for row in rows] == pytest.approx([500, 1600, 2000 / 3])
+    assert [row["speedup"] for row in rows] == pytest.approx([1, 3.2, 4 / 3])
 
 
 def test_pointers_are_trained(tmp_path):
