@@ -100,7 +100,7 @@ STUDIES = {
         "--model TOYS/pointers --problems 3 --queries 8 --figure OUT/figures/rows.png",
     ),
     "recurrent_depth.rivals": (
-        7,
+        8,
         "rival keeps_answers speedup_range prompt_seconds best_way best_sequential four_numbers",
         f"{RIVALS} --tune --out OUT/tuning.json ; {RIVALS} --tuning OUT/tuning.json",
     ),
