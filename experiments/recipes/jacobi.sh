@@ -32,6 +32,9 @@ distil() {
   noise-linear-4 | noise-random-4 | noise-reverse-4 | noise-linear-8 | noise-random-8 | noise-reverse-8)
     order=${name#noise-}
     $jacobi $short --order "${order%-*}" --window "${name##*-}" --context nc "$@" ;;
+  tiny-drafts) # masks beside tiny-causal
+    paradec train draft --model tiny-causal --data $data --out runs/$name --problems 2048 --rows 128 --masks 4 --new-tokens 224 \
+      --updates 300 --learning-rate 2e-3 --warmup 0.1 --batch-tokens 4096 "$@" ;;
   tiny-recurrent-distilled)
     python -m experiments.recurrent_depth.distill_waves --model tiny-recurrent $common --problems 6144 \
       --batch-tokens 4096 --updates 1600 --warmup 0.0625 --cooldown 0.4 "$@" ;;
@@ -39,8 +42,8 @@ distil() {
   esac
 }
 
-first=runs/tiny-jacobi/round-0
-if [ -e $first/collected ] && [ ! -e "runs/$name/round-0/collected" ] && [ "$name" != second-round ]; then
+first=runs/tiny-jacobi/round-0 own="second-round tiny-drafts"
+if [ -e $first/collected ] && [ ! -e "runs/$name/round-0/collected" ] && [ "${own#*"$name"}" = "$own" ]; then
   distil "$@" --minutes 0 # the folder is this run's before anything is copied into it
   cp -r $first/trajectories "runs/$name/round-0"
   cp $first/collected "runs/$name/round-0"
