@@ -108,8 +108,8 @@ SHOWN = """
 """
 PICTURES = {  # titles of panels, by what they show of a row
     "table-speed": {
-        "{tokens_per_second}": "tokens a second, one by one",
-        "{wide[tokens_per_second]}": "tokens a second, 16 problems together",
+        "{speedup}": "tokens a second over the baseline's, one problem at a time",
+        "{wide[speedup]}": "the same, 16 problems together",
     },
     "table-calls": {"{tokens_per_network_call}": "tokens a network call"},
 }
@@ -207,6 +207,8 @@ def measured(options: Options, wanted: Mapping[str, Any], places: Mapping[str, s
 
 def draw(rows: Sequence[Row], panels: Mapping[str, str], path: Path) -> None:
     """Right answers over a figure of each row, a panel a figure: a colour a model, a number a method."""
+    from matplotlib.ticker import LogLocator
+
     models = [*dict.fromkeys(row["model"] for row in rows)]
     with picture(path, (11, 5.4)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
@@ -220,6 +222,9 @@ def draw(rows: Sequence[Row], panels: Mapping[str, str], path: Path) -> None:
                     marker=f"${i}$",
                 )
             axis.set(xlabel=title, xscale="log", ylabel="right answers of a hundred")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=6)
 
 
