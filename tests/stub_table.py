@@ -14,7 +14,7 @@ from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.tables import TABLES
+from paradec_jax.evaluate.tables import SHORT, TABLES
 from paradec_jax.families import EVERY_STEP, FAMILIES, parameter_shapes
 from paradec_jax.store import Model, save
 
@@ -66,7 +66,8 @@ def lettered(folder, family):
 
 def put_settings(monkeypatch, family, settings):
     """Gives a family another table for the rest of a test."""
-    monkeypatch.setitem(TABLES, family, settings)
+    for tables in (TABLES, SHORT):
+        monkeypatch.setitem(tables, family, settings)
 
 
 def small_settings():

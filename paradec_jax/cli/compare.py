@@ -13,6 +13,7 @@ from paradec_jax.cli.answers import Options, answers
 from paradec_jax.cli.output import check_place, print_table, write_json
 from paradec_jax.evaluate.fields import Row
 from paradec_jax.evaluate.intervals import paired
+from paradec_jax.evaluate.tables import SHORT, TABLES
 from paradec_jax.families import FAMILIES, MASKED_DIFFUSION
 
 # Titles and notes are formats of the fields of the row in bold or else the first, columns those of
@@ -87,7 +88,7 @@ def compare_command(options: Annotated[Options, arg(name="")]) -> int:
         for name, place in places.items()
     }
     families = _families(models.values())
-    tables = answers(options, places, models)
+    tables = answers(options, places, models, TABLES if len(families) == 1 else SHORT)
     if options.json == "-":
         write_json(list(itertools.chain(*tables)), options.json)
         return 0
