@@ -26,7 +26,6 @@ from experiments.common.record import write_record
 from paradec_jax.cli.output import print_table
 
 COLUMNS = {
-    "model": "{model}",
     "method": "{method}",
     "tokens a call": "{tokens_per_network_call:.2f}",
     "positions a call": "{positions:.1f}",
@@ -35,7 +34,6 @@ COLUMNS = {
 }
 KEPT = [
     "shape",
-    "model",
     "method",
     "tokens_per_network_call",
     "positions",
@@ -59,13 +57,14 @@ class Options:
 
 def projected(rows: list[dict[str, Any]], timed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of plain calls with their tokens a second at one shape; the first is the baseline."""
-    points = sorted((row["positions"], min(row["milliseconds"].values())) for row in timed)
+    points = {row["positions"]: min(row["milliseconds"].values()) for row in timed}
+    at = sorted(points)
     found = []
     for row in rows:
         if row["family"] == "recurrent_depth" or row["head_calls_per_token"]:
             continue
         positions = row["positions_per_token"] * row["tokens_per_network_call"]
-        seconds = np.interp(positions, *zip(*points, strict=True)) / 1e3
+        seconds = np.interp(positions, at, [points[n] for n in at]) / 1e3
         row |= {"positions": positions, "shape": timed[0]["shape"]}
         found.append(row | {"tokens_per_second": 1 / (row["network_calls_per_token"] * seconds)})
     for row in found:

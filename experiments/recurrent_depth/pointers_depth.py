@@ -68,9 +68,7 @@ def by_distance(
     request = make_request(tokens, lengths, max_new_tokens=count, stop=(), keys=keys)
     rows, params = [], model.network.prepare(model.params)
     for r in RECURRENCES:
-        decoder = static(r, 1).decoder.bind(
-            model.network, tokens.shape[1] + count, model.token_spec
-        )
+        decoder = static(r).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec)
         found = np.asarray(run_decoder(decoder, params, request).completions())[:, 1:]
         right = found == wanted
         shares = [

@@ -156,7 +156,9 @@ def answers(model: Model, pairs: Pairs, drawn: Problems, options: Options) -> li
             rows=options.rows,
             report=report,
         )
-    rows = [{"rival": rival} | row for (rival, _), row in zip(pairs, compared.rows, strict=True)]
+    rows: list[Row] = [
+        {"rival": rival, **row} for (rival, _), row in zip(pairs, compared.rows, strict=True)
+    ]
     base = next(i for i, row in enumerate(rows) if row["baseline"])
     for i, row in enumerate(rows):
         pair = paired(compared.exact[i], compared.exact[base])

@@ -366,7 +366,7 @@ class DecoderBase(abc.ABC):
             logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step
         )
 
-    def choose(
+    def decide(
         self,
         params: Any,
         hidden: Float[Array, "B W D"],
@@ -405,7 +405,7 @@ class DecoderBase(abc.ABC):
         positions = rows.length[:, None] + jnp.arange(width)
         before = earlier(guesses[:, :count, : width - 1])
         if count == 1:  # of several, logits are read after the winner's last token
-            chosen = self.choose(params, hidden[:, 0], positions, rows, knobs, before[:, 0])
+            chosen = self.decide(params, hidden[:, 0], positions, rows, knobs, before[:, 0])
             return jax.tree.map(lambda x: x[:, None], chosen)
         logits = self.network.logits(params, hidden)
         sample = jax.vmap(
@@ -423,7 +423,7 @@ class DecoderBase(abc.ABC):
         self, params: Any, rows: Rows, hidden: Float[Array, "B 1 D"], knobs: Any
     ) -> tuple[Rows, Int[Array, "B 1"]]:
         """Samples the token after each row's last one and commits it; returns the token as well."""
-        token, logits = self.choose(params, hidden, rows.length[:, None], rows, knobs)
+        token, logits = self.decide(params, hidden, rows.length[:, None], rows, knobs)
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
 
 
