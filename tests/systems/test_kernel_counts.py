@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import over
 
 from experiments.systems import kernels
 
@@ -113,9 +114,8 @@ for name, (fields, _) in {toys}.items():
 """
 
 
-@functools.cache
-def counted():
-    """Rows of names, kernels and looks, by a process whose JAX has the plugin."""
+def with_plugin(*words: str) -> str:
+    """What a process prints whose JAX has the plugin."""
     if not (CUDA / "nvidia").exists():
         pytest.skip("needs JAX's CUDA plugin: make kernels")
     compiler = CUDA / "nvidia" / "cuda_nvcc"
@@ -124,11 +124,17 @@ def counted():
     environment |= {"XLA_FLAGS": f"--xla_gpu_cuda_data_dir={compiler}"}
     environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     environment["PATH"] = os.pathsep.join((str(compiler / "bin"), os.environ["PATH"]))
-    words = COUNTS.format(toys=TOYS, looks=LOOKS)
     options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
-    done = subprocess.run([sys.executable, "-c", words], check=False, **options)
+    done = subprocess.run([sys.executable, *words], check=False, **options)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+@functools.cache
+def counted():
+    """Rows of names, kernels and looks."""
+    lines = with_plugin("-c", COUNTS.format(toys=TOYS, looks=LOOKS)).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow
@@ -150,3 +156,23 @@ def test_a_host_looks_once_a_step_or_twice():
         if isinstance(what, str):
             found.setdefault(name, {})[what] = looks
     assert found == LOOKS
+
+
+@pytest.mark.slow
+@over(["smollm2-135m", "qwen3-0.6b", "sdar-1.7b", "mdlm-small"], argument="preset")
+def test_the_table_holds(preset, tmp_path):
+    """No call launches more kernels than the table says, or moves more than 1.1 times weights and
+    cache.
+    """
+    path, recorded = tmp_path / "kernels.json", ROOT / "experiments/systems/results/kernels.json"
+    with_plugin("-m", "experiments.systems.kernels", "--presets", preset, "--out", str(path))
+    table = {
+        (row["preset"], row["what"]): row
+        for row in json.loads(recorded.read_text())["h100"]["rows"]
+    }
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 3
+    for row in rows:
+        known = table[preset, row["what"]]
+        assert row["kernels"] <= known["kernels"] and row["looks"] == 1
+        assert max(row["share"], known["share"]) <= 1.1
