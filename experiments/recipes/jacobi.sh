@@ -42,10 +42,14 @@ distil() {
   esac
 }
 
-first=runs/tiny-jacobi/round-0 own="second-round tiny-drafts"
-if [ -e $first/collected ] && [ ! -e "runs/$name/round-0/collected" ] && [ "${own#*"$name"}" = "$own" ]; then
-  distil "$@" --minutes 0 # the folder is this run's before anything is copied into it
-  cp -r $first/trajectories "runs/$name/round-0"
-  cp $first/collected "runs/$name/round-0"
-fi
+first=runs/tiny-jacobi/round-0
+case $name in
+second-round | tiny-drafts) ;; # which collect answers of their own
+*)
+  if [ -e $first/collected ] && [ ! -e "runs/$name/round-0/collected" ]; then
+    distil "$@" --minutes 0 # the folder is this run's before anything is copied into it
+    cp -r $first/trajectories "runs/$name/round-0"
+    cp $first/collected "runs/$name/round-0"
+  fi ;;
+esac
 distil "$@"

@@ -59,7 +59,7 @@ class Options(Ranged):
       batch: problems decoded together where speed is not measured.
       decoder: decoder to compare with one by one, as of `paradec generate`: all rows of a name, or
         one with options, "jacobi --block 8"; may be given several times. The whole table of the
-        family by default.
+        family by default, and where models are of several families those rows of it that are cheap.
       judge: model that judges texts, a folder or the name of a bundled one.
       dtype: float32 or bfloat16, of parameters and computation; as stored by default.
       adapter: folder of a LoRA adapter in PEFT's layout, for each of the models.

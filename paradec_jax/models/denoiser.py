@@ -25,7 +25,7 @@ from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.network import Inputs, ModelNetwork
 from paradec_jax.nn.blocks import layer_norm, ones, parameter, uniform, zeros
-from paradec_jax.nn.ends import most_probable
+from paradec_jax.nn.ends import most_probable, scores
 from paradec_jax.nn.modulated import ModulatedBlock, modulation
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
@@ -135,8 +135,7 @@ class Denoiser(nn.Module):
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Scores of all V columns, the mask's among them, in at least float32."""
-        scores = dense(hidden, self.head, wide=True)
-        return scores + self.head_bias.astype(scores.dtype)
+        return scores(hidden, self.head, self.head_bias)
 
     def most_probable(self, hidden: Float[Array, "*shape D"]) -> Int[Array, "*shape"]:
         """The column of the largest of `logits`."""

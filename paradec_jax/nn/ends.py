@@ -13,17 +13,25 @@ from paradec_jax.nn.blocks import ones, parameter, rms_norm, truncated_normal
 from paradec_jax.nn.products import dense
 
 
+def scores(
+    hidden: Float[Array, "*shape D"], weight: Array, bias: Any = None, tied: bool = False
+) -> Float[Array, "*shape V"]:
+    """Logits: factors in the model's dtype, sums in at least float32. The matrix is [D, V], or with
+    `tied` the embedding [V, D]; biases [V] or None.
+    """
+    logits = dense(hidden, weight.T if tied else weight, wide=True)
+    return logits if bias is None else logits + bias.astype(logits.dtype)
+
+
 def most_probable(
     c: Any, hidden: Float[Array, "*shape D"], weight: Array, bias: Any = None, tied: bool = False
 ) -> Int[Array, "*shape"]:
-    """The token of the largest logit, the first of equal ones; of few rows one kernel on CUDA
-    (`head_kernel.most_probable`, which says what is given).
+    """The token of the largest of `scores`, the first of equal ones; of few rows one kernel on CUDA
+    (`head_kernel.most_probable`).
     """
 
     def plain(hidden: Array, weight: Array, bias: Any) -> Array:
-        logits = dense(hidden, weight.T if tied else weight, wide=True)
-        logits = logits if bias is None else logits + bias.astype(logits.dtype)
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.argmax(scores(hidden, weight, bias, tied), axis=-1).astype(jnp.int32)
 
     hidden = lax.stop_gradient(hidden)
     rows, width = hidden.size // hidden.shape[-1], hidden.shape[-1]
@@ -62,7 +70,8 @@ class Ends(nn.Module):
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, factors in the model's dtype, sums and scores in at least float32."""
-        return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
+        weight = self.head if self.has_head else self.embedding
+        return scores(hidden, weight, tied=not self.has_head)
 
     def most_probable(self, hidden: Float[Array, "*shape D"]) -> Int[Array, "*shape"]:
         """The token of the largest of `logits`."""
